@@ -39,9 +39,7 @@ class EnginePage(NamedTuple):
     engine have different names: the first that the page has counts.
 
     Attributes:
-        title: Its name in texts that users read.
         prefix: Beginning of the names of its families.
-        model: Label with the model's name; empty: the page has none.
         replica: Labels that distinguish replicas on one page.
         gauges: Alternatives of the gauges of ``EngineRow``.
         counters: Alternatives of the counters behind the other numbers of ``EngineRow``.
@@ -49,7 +47,6 @@ class EnginePage(NamedTuple):
         lengths: Names of the histograms of a request's tokens: ``prompt_tokens`` and ``output_tokens``.
         is_pooled: Whether several processes repeat a gauge, so that the highest value counts.
         ranks: Labels of ranks. Only samples with "0" count, since other ranks repeat them.
-        ports: Usual ports of the server.
         path: Path of the page on these ports, where the root does not lead to it.
     """
 
@@ -79,7 +76,6 @@ class CommonName(NamedTuple):
     """One family of a page that has a common name, too.
 
     Attributes:
-        source: Its name on the page.
         read_from: Release or document that has the family.
         token_type: Value of the label ``gen_ai_token_type``, of families that have it.
         process: Label of processes that repeat a gauge, so that the highest value counts.

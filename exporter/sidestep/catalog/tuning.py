@@ -9,12 +9,7 @@ from typing import NamedTuple
 
 
 class Change(NamedTuple):
-    """Settings of one engine.
-
-    Attributes:
-        dialect: ``vllm`` or ``sglang``.
-        text: What to do, with the names of settings.
-    """
+    """Settings of one engine."""
 
     dialect: str
     text: str

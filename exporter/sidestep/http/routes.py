@@ -90,7 +90,6 @@ class Endpoints:
     """Handlers of requests, one per endpoint.
 
     Args:
-        ready: Returns whether engines can connect.
         view: View of the metrics page if the request names none.
         live: What the live page shows; None: there is no live page.
         timelines: Recent steps and requests; None: none are kept.
@@ -162,11 +161,7 @@ class Endpoints:
         return web.Response(text="".join(f"{frame}\n" for frame in health.stack))
 
     def _find(self, request: web.Request) -> tuple[Engine, Health]:
-        """Return the engine that the path names.
-
-        Raises:
-            HTTPNotFound: There is none, or its state is not known here.
-        """
+        """Return the engine that the path names."""
         engine = self.pages.registry.engines.get(request.match_info["engine"])
         health = None if engine is None else self._health.of(engine)
         if engine is None or health is None:
