@@ -14,6 +14,7 @@ from sidestep.catalog.layout import Layout
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.handlers import Handlers
 from sidestep.engines.items import Item
+from sidestep.engines.polled_page import PolledPage
 from sidestep.errors import CatalogueError, WireError
 from sidestep.protocol.messages import DECODE_ERRORS
 from sidestep.protocol.self_described import SHAPED, Samples, check_sample_count
@@ -30,6 +31,11 @@ class Dialect(DialectTables):
 
     items: tuple[type[msgspec.Struct], ...] = ()
     handlers: type[Handlers]
+
+    @property
+    def polls_page(self) -> bool:
+        """True if the engine's page is polled, with ``--engine``."""
+        return PolledPage in self.items
 
 
 class Dialects(Mapping[str, Dialect]):
