@@ -11,9 +11,8 @@ import msgspec
 
 from sidestep.errors import ConfigError
 from sidestep.tracking.kv_blocks.hit_ratio_curve import Point
-from sidestep_tools.whatif.estimate import TraceCurve
+from sidestep_tools.whatif.estimate import RecordedCurve, TraceCurve, is_recording
 from sidestep_tools.whatif.plot import check_name, write
-from sidestep_tools.whatif.recording import RecordedCurve, is_recording
 from sidestep_tools.whatif.trace import Trace
 
 STORED_ONLY = (
