@@ -78,10 +78,10 @@ class _FrontEnd:
         """Return the items of ``call``; the first one comes with the state before it."""
         fields = call.fields
         if call.name == "record":
-            stats = (
+            scheduler, iteration, mm_cache = (
                 to_objects(fields[f"{n}_stats"]) for n in ("scheduler", "iteration", "mm_cache")
             )
-            self._tap.record(*stats, fields["engine_idx"])
+            self._tap.record(scheduler, iteration, mm_cache, fields["engine_idx"])
         elif call.name == "record_sleep_state":
             self._tap.record_sleep_state(fields["sleep"], fields["level"])
         elif call.name == "record_admission_rejection":
