@@ -131,14 +131,29 @@ def test_drill_downs_lead_from_the_fleet_to_engines_and_latency(
     on_values = {link["url"].partition("?")[0] for _, link in data_links(board)}
 
     assert {f"/d/sidestep-{each}" for each in onward} <= top
-    assert {f"/d/sidestep-{each}" for each in onward} == on_values
+    assert {f"/d/sidestep-{each}" for each in onward} == {
+        url for url in on_values if url.startswith("/d/")
+    }
+
+
+@every_board
+def test_places_link_to_their_live_page(path: Path) -> None:
+    """Other data links lead to the live page of the exporter, whose address series or rows have."""
+    for panel, link in data_links(dashboard(path)):
+        if link["url"].startswith("/d/"):
+            continue
+        names = {"table": "data.fields.Exporter"}
+        label = names.get(panel["type"], "field.labels.instance")
+        assert link["url"] == f"http://${{__{label}}}/"
+        assert all(re.search(r" by \([^()]*\binstance\b", t["expr"]) for t in panel["targets"])
 
 
 @every_board
 def test_drill_downs_keep_filters_and_time(path: Path) -> None:
     """Data links set only variables of their dashboard: from here, or from what was clicked."""
     board = dashboard(path)
-    for panel, link in data_links(board):
+    links = [(panel, link) for panel, link in data_links(board) if link["url"].startswith("/d/")]
+    for panel, link in links:
         place, _, query = link["url"].partition("?")
         *params, time = query.split("&")
         kept = re.findall(r"\$\{(\w+):queryparam\}(?=&)", query)

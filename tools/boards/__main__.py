@@ -18,11 +18,13 @@ from tools.boards import (
     tenants,
     triton,
     vllm,
+    why,
 )
 
 GRAFANA = Path(__file__).parents[2] / "grafana"
 BOARDS = (
     fleet.BOARD,
+    why.BOARD,
     vllm.BOARD,
     sglang.BOARD,
     latency.BOARD,

@@ -353,5 +353,10 @@ BOARD = Dashboard(
         Row("Sources", (SOURCES,), collapsed=True),
     ],
     annotations=engine_events(of),
-    next={"vllm": "vLLM engine", "sglang": "SGLang engine", "latency": "Request latency"},
+    next={
+        "why": "Why is it slow",
+        "vllm": "vLLM engine",
+        "sglang": "SGLang engine",
+        "latency": "Request latency",
+    },
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tools.boards import reasons
+from tools.boards.colors import SERVERS
 from tools.boards.dashboard import TARGET, Annotation, Dashboard, Row
 from tools.boards.panels import Panel, Query
 from tools.boards.queries import (
@@ -227,6 +228,7 @@ SOURCES = (
         "Targets whose pages the exporter scrapes and exposes, by state.",
         reasons.PASSED_ON,
         Query(total(of("sidestep_scrape_state"), "state"), "{{state}}"),
+        colors=SERVERS,
     ),
 )
 

@@ -367,5 +367,5 @@ BOARD = Dashboard(
         Row("Disaggregated prefill and decode, and HTTP", SEPARATED, collapsed=True),
     ],
     annotations=engine_events(of, engine=PROCESSES),
-    next={"latency": "Request latency", "kv-cache": "KV cache"},
+    next={"why": "Why is it slow", "latency": "Request latency", "kv-cache": "KV cache"},
 )

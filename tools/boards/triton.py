@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tools.boards import reasons
+from tools.boards.colors import SERVERS
 from tools.boards.dashboard import TARGET, Annotation, Dashboard, Row, Variable
 from tools.boards.panels import Panel, Query
 from tools.boards.queries import Histogram, Scope, changed, most, rate, ratio, total
@@ -276,6 +277,7 @@ POLLED = (
         reasons.TRITON,
         Query(total(server("sidestep_triton_state"), "state"), "{{state}}"),
         stacked=True,
+        colors=SERVERS,
     ),
 )
 

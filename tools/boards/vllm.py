@@ -436,5 +436,5 @@ BOARD = Dashboard(
         Row("Work and processes", PROCESS, collapsed=True),
     ],
     annotations=engine_events(of, engine=CORES),
-    next={"latency": "Request latency", "kv-cache": "KV cache"},
+    next={"why": "Why is it slow", "latency": "Request latency", "kv-cache": "KV cache"},
 )
