@@ -2,6 +2,7 @@
 {{- define "sidestep.rules" -}}alerts recording{{- end -}}
 {{- define "sidestep.rules.alerts" -}}
 {{`# Alerts, on top of recording.yaml. critical: users are hurt now, page; warning: look at it in working hours.
+# Where requests wait, the summary names the limit that kept them waiting for the largest share of the busy time.
 # Nothing here can fire for an engine that is idle, scaled to zero or not there: docs/alerting.md says how each is kept quiet.
 # `}}{{"`"}}{{`sidestep.example`}}{{"`"}}{{` stands for the place where your copies of the runbooks are.
 
@@ -135,7 +136,11 @@ groups:
         for: 10m
         labels: {severity: warning}
         annotations:
-          summary: "{{ $labels.model_name }}: {{ $value }} requests are waiting, more than are running, and the queue grows"
+          summary: >-
+            {{ $labels.model_name }}: {{ $value }} requests are waiting, more than are running, and the queue grows
+            {{- with printf `}}{{"`"}}{{`topk(1, avg_over_time(model:step_limit:ratio_rate5m{cluster=%q,namespace=%q,job=%q,model_name=%q,limit!="none"}[10m]) > 0.1)`}}{{"`"}}{{`
+            $labels.cluster $labels.namespace $labels.job $labels.model_name | query }}; limit
+            {{ . | first | label "limit" }} {{ . | first | value | humanizePercentage }}{{ end }}
           description: >-
             Requests arrive faster than the engines finish them. TTFT grows with the queue until clients give
             up.
@@ -147,7 +152,11 @@ groups:
         keep_firing_for: 15m
         labels: {severity: warning}
         annotations:
-          summary: "{{ $labels.model_name }}: the load is {{ $value | humanizePercentage }} of what its engines can serve"
+          summary: >-
+            {{ $labels.model_name }}: the load is {{ $value | humanizePercentage }} of what its engines can serve
+            {{- with printf `}}{{"`"}}{{`topk(1, avg_over_time(model:step_limit:ratio_rate5m{cluster=%q,namespace=%q,job=%q,model_name=%q,limit!="none"}[10m]) > 0.1)`}}{{"`"}}{{`
+            $labels.cluster $labels.namespace $labels.job $labels.model_name | query }}; limit
+            {{ . | first | label "limit" }} {{ . | first | value | humanizePercentage }}{{ end }}
           description: >-
             Requests arrive as fast as all engines of the model can serve them, or faster. Queues grow until the
             load falls or engines are added.
@@ -246,7 +255,11 @@ groups:
         for: 2m
         labels: {severity: critical, long: 1h, short: 5m}
         annotations:
-          summary: "{{ or $labels.model_name $labels.job }}: {{ $value | humanizePercentage }} miss the objective {{ $labels.slo }}, over 1h"
+          summary: >-
+            {{ or $labels.model_name $labels.job }}: {{ $value | humanizePercentage }} miss the objective {{ $labels.slo }}, over 1h
+            {{- with printf `}}{{"`"}}{{`topk(1, avg_over_time(model:step_limit:ratio_rate5m{cluster=%q,namespace=%q,job=%q,model_name=%q,limit!="none"}[1h]) > 0.1)`}}{{"`"}}{{`
+            $labels.cluster $labels.namespace $labels.job $labels.model_name | query }}; limit
+            {{ . | first | label "limit" }} {{ . | first | value | humanizePercentage }}{{ end }}
           description: >-
             The error budget of 30 days is being spent 14.4 times too fast over 1h and over 5m.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceSLOBurn.md
@@ -268,7 +281,11 @@ groups:
         for: 15m
         labels: {severity: critical, long: 6h, short: 30m}
         annotations:
-          summary: "{{ or $labels.model_name $labels.job }}: {{ $value | humanizePercentage }} miss the objective {{ $labels.slo }}, over 6h"
+          summary: >-
+            {{ or $labels.model_name $labels.job }}: {{ $value | humanizePercentage }} miss the objective {{ $labels.slo }}, over 6h
+            {{- with printf `}}{{"`"}}{{`topk(1, avg_over_time(model:step_limit:ratio_rate5m{cluster=%q,namespace=%q,job=%q,model_name=%q,limit!="none"}[6h]) > 0.1)`}}{{"`"}}{{`
+            $labels.cluster $labels.namespace $labels.job $labels.model_name | query }}; limit
+            {{ . | first | label "limit" }} {{ . | first | value | humanizePercentage }}{{ end }}
           description: >-
             The error budget of 30 days is being spent 6 times too fast over 6h and over 30m.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceSLOBurn.md
@@ -290,7 +307,11 @@ groups:
         for: 1h
         labels: {severity: warning, long: 1d, short: 2h}
         annotations:
-          summary: "{{ or $labels.model_name $labels.job }}: {{ $value | humanizePercentage }} miss the objective {{ $labels.slo }}, over 1d"
+          summary: >-
+            {{ or $labels.model_name $labels.job }}: {{ $value | humanizePercentage }} miss the objective {{ $labels.slo }}, over 1d
+            {{- with printf `}}{{"`"}}{{`topk(1, avg_over_time(model:step_limit:ratio_rate5m{cluster=%q,namespace=%q,job=%q,model_name=%q,limit!="none"}[1d]) > 0.1)`}}{{"`"}}{{`
+            $labels.cluster $labels.namespace $labels.job $labels.model_name | query }}; limit
+            {{ . | first | label "limit" }} {{ . | first | value | humanizePercentage }}{{ end }}
           description: >-
             The error budget of 30 days is being spent 3 times too fast over 1d and over 2h.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceSLOBurn.md
@@ -312,7 +333,11 @@ groups:
         for: 3h
         labels: {severity: warning, long: 3d, short: 6h}
         annotations:
-          summary: "{{ or $labels.model_name $labels.job }}: {{ $value | humanizePercentage }} miss the objective {{ $labels.slo }}, over 3d"
+          summary: >-
+            {{ or $labels.model_name $labels.job }}: {{ $value | humanizePercentage }} miss the objective {{ $labels.slo }}, over 3d
+            {{- with printf `}}{{"`"}}{{`topk(1, avg_over_time(model:step_limit:ratio_rate5m{cluster=%q,namespace=%q,job=%q,model_name=%q,limit!="none"}[3d]) > 0.1)`}}{{"`"}}{{`
+            $labels.cluster $labels.namespace $labels.job $labels.model_name | query }}; limit
+            {{ . | first | label "limit" }} {{ . | first | value | humanizePercentage }}{{ end }}
           description: >-
             The error budget of 30 days is being spent 1 times too fast over 3d and over 6h.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceSLOBurn.md
@@ -730,9 +755,37 @@ groups:
       # The share of the engines' busy time in which each limit kept requests waiting, or none did.
       - record: model:step_limit:ratio_rate5m
         expr: |-
-          sum by (cluster, namespace, job, model_name, limit) (rate(sidestep_step_limit_seconds_total[5m]))
+          sum by (cluster, namespace, job, model_name, limit) (
+            max without (tp_rank, pp_rank, moe_ep_rank, attn_cp_rank) (rate(sidestep_step_limit_seconds_total[5m]))
+          )
           * on (cluster, namespace, job, model_name) group_left ()
-          (1 / (sum by (cluster, namespace, job, model_name) (rate(sidestep_step_limit_seconds_total[5m])) > 0))
+          (
+            1 / (
+              sum by (cluster, namespace, job, model_name) (
+                max without (tp_rank, pp_rank, moe_ep_rank, attn_cp_rank) (rate(sidestep_step_limit_seconds_total[5m]))
+              ) > 0
+            )
+          )
+      # The share of each part in the time of requests that ended, and in the time until their first token. The label
+      # limit divides the queue.
+      - record: model:request_latency_part:ratio_rate5m
+        expr: |-
+          sum by (cluster, namespace, job, model_name, part, limit) (rate(sidestep_request_part_seconds_total[5m]))
+          * on (cluster, namespace, job, model_name) group_left ()
+          (1 / (sum by (cluster, namespace, job, model_name) (rate(sidestep_request_part_seconds_total[5m])) > 0))
+      - record: model:time_to_first_token_part:ratio_rate5m
+        expr: |-
+          sum by (cluster, namespace, job, model_name, part, limit) (
+            rate(sidestep_request_part_seconds_total{part=~"front_end_in|queue|prefill|prefill_gap"}[5m])
+          )
+          * on (cluster, namespace, job, model_name) group_left ()
+          (
+            1 / (
+              sum by (cluster, namespace, job, model_name) (
+                rate(sidestep_request_part_seconds_total{part=~"front_end_in|queue|prefill|prefill_gap"}[5m])
+              ) > 0
+            )
+          )
       - record: model:kv_cache_usage_ratio:max
         expr: max by (cluster, namespace, job, model_name, dialect) (engine:kv_cache_usage_ratio:max)
       - record: model:kv_cache_usage_ratio:avg
