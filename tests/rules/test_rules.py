@@ -152,6 +152,8 @@ def test_every_alert_has_its_runbook(name: str) -> None:
     assert links == {f"{name}.md"}
     assert text.startswith(f"# {name}\n")
     assert re.findall(r"^## (.+)$", text, re.MULTILINE) == SECTIONS
+    opening = text.partition("## ")[0]
+    assert all(f"../{name}.md)" in opening for name in ("live", "why", "doctor"))
     assert [part.strip() for part in re.split(r"^##? .+$", text, flags=re.MULTILINE)[2:]].count(
         ""
     ) == 0
