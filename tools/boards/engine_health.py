@@ -12,8 +12,13 @@ from tools.boards.queries import PLACE, PLACE_NAME, WINDOW, Scope, changed, grou
 from tools.boards.shapes import lines
 
 STATE = "sidestep_engine_state"
+ENGINES = (
+    "Engines that exporters know, silent ones included, as on the live page: each core of vLLM, each process"
+    " of SGLang, each server that is polled."
+)
+"""Meaning of the number of engines, the same on all dashboards."""
 EACH = (*PLACE, "model_name", "engine")
-NAME = f"{{{{model_name}}}} {{{{engine}}}} {PLACE_NAME}"
+NAME = f"{{{{model_name}}}} engine {{{{engine}}}} {PLACE_NAME}"
 
 
 def engine_events(of: Scope, **matched: str) -> Sequence[Annotation]:

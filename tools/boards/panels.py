@@ -220,8 +220,12 @@ class Panel:
             "justifyMode": "auto",
             "orientation": "auto",
             "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
-            "textMode": "value_and_name" if len(self.queries) > 1 else "auto",
+            "textMode": "value_and_name" if self._is_named() else "auto",
         }
+
+    def _is_named(self) -> bool:
+        """Return whether there are several numbers, which need names."""
+        return len(self.queries) > 1 or "{{" in self.queries[0].legend
 
     def _heatmap(self) -> dict[str, Any]:
         return {
