@@ -100,7 +100,7 @@ def test_states_limits_and_parts_have_colors() -> None:
     assert colors.STATES.keys() == {state.value for state in EngineState}
     assert colors.SERVERS.keys() == {*STATES}
     assert colors.LIMITS.keys() == {*LIMITS}
-    assert colors.PARTS.keys() == KEYS.keys()
+    assert colors.PARTS.keys() == {*KEYS, "queue"}
     for found in (colors.STATES, colors.SERVERS, colors.LIMITS, colors.PARTS):
         assert len(set(found.values())) == len(found)
 

@@ -36,6 +36,7 @@ LIMITS: Mapping[str, str] = {
 }
 PARTS: Mapping[str, str] = {
     "front_end_in": "#8ab8ff",
+    "queue": "#f2495c",
     **{f"queue.{limit}": color for limit, color in LIMITS.items()},
     "queue.unknown": GREY,
     "prefill": GREEN,

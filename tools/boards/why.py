@@ -80,7 +80,8 @@ def parts_of_models(among: str) -> Query:
     """Return the share of each part and limit, by model."""
     by = ("model_name",)
     selected = of(PART, part=f"~{among}")
-    return Query(share(rate(selected, (*by, "part", "limit")), rate(selected, by), by))
+    shares = share(rate(selected, (*by, "part", "limit")), rate(selected, by), by)
+    return Query(f"{shares} > 0")
 
 
 def bars(title: str, says: str, empty: str, *queries: Query, colors: Mapping[str, str]) -> Panel:
