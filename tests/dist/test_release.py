@@ -35,7 +35,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Return the directories of two builds that do not run at the same time."""
     found = tmp_path_factory.mktemp("first"), tmp_path_factory.mktemp("second")
     for folder in found:
-        command = [sys.executable, "-m", "tools.dist", *PARTS, "--into", folder]
+        command: list[str | Path] = [sys.executable, "-m", "tools.dist", *PARTS, "--into", folder]
         subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
     return found
 

