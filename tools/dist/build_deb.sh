@@ -43,4 +43,5 @@ Description: Prometheus metrics of LLM inference engines
 END
 # Of any umask; dpkg-deb itself sets times to SOURCE_DATE_EPOCH.
 chmod -R u=rwX,go=rX "$tree"
-dpkg-deb --root-owner-group --build "$tree" "$target/sidestep_${version}_$architecture.deb" >/dev/null
+# gzip takes a tenth of the time of xz.
+dpkg-deb -Zgzip --root-owner-group --build "$tree" "$target/sidestep_${version}_$architecture.deb" >/dev/null
