@@ -21,6 +21,7 @@ from sidestep.exposition.negotiation import CONTENT_TYPES, negotiate
 from sidestep.exposition.pages import Pages
 from sidestep.exposition.renders import Body
 from sidestep.exposition.timeline import MAX_MINUTES, Timelines
+from sidestep.http.openapi import openapi
 from sidestep.http.request_guard import Handler
 from sidestep.http.responses import PartsResponse
 from sidestep.http.static_files import LivePage
@@ -62,6 +63,12 @@ def application(endpoints: Endpoints, path: str) -> web.Application:
             ("/api/v1/live", endpoints.live, "Live numbers (JSON)"),
             ("/api/v1/live/history", endpoints.live_history, "Last ten minutes (JSON)"),
         ]
+    described = openapi(routes)
+
+    async def description(_: web.Request) -> web.StreamResponse:
+        return _json(described)
+
+    routes.append(("/api/v1/openapi.json", description, "Description of the API (OpenAPI)"))
     links = [(target, text) for target, _, text in routes if text]
 
     items = "".join(f'<li><a href="{html.escape(to)}">{text}</a></li>' for to, text in links)
