@@ -170,6 +170,23 @@ def doctor(
     return asyncio.run(run(sources, Access(**access), as_json=as_json, fail_on=fail_on))
 
 
+@click.command(
+    short_help="Start an engine with what sidestep needs.",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.option("--tap", is_flag=True, help="Tap the scheduler in vLLM's core as well.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def run(*, tap: bool, command: tuple[str, ...]) -> None:
+    """Start an engine by COMMAND, such as `vllm serve MODEL`, with what sidestep needs.
+
+    Standard error says which variables and options are set, and why; those that you have set stay.
+    The engine then replaces this process.
+    """
+    from sidestep_tools.run import run as start
+
+    start(command, tap=tap)
+
+
 MINUTES = click.option(
     "--minutes",
     default=10,
