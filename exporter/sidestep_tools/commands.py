@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import click
 
+from sidestep import __version__
 from sidestep.diagnosis.finding import SEVERITIES, Severity
 from sidestep.protocol.limits import COUNT_LIMIT
 
@@ -185,6 +186,40 @@ def run(*, tap: bool, command: tuple[str, ...]) -> None:
     from sidestep_tools.run import run as start
 
     start(command, tap=tap)
+
+
+@click.command(short_help="Add the exporter to the engines of Kubernetes manifests.")
+@click.option(
+    "-f",
+    "--filename",
+    "file",
+    metavar="FILE",
+    default="-",
+    type=click.File("rb"),
+    help="Manifests; standard input by default.",
+)
+@click.option(
+    "--image", default=f"sidestep:{__version__}", show_default=True, help="Image of the exporter."
+)
+@click.option(
+    "--mode",
+    default="beside",
+    show_default=True,
+    type=click.Choice(("beside", "instead")),
+    help="instead: sidestep counts in the engine's place, whose own page loses its families.",
+)
+@click.option("--diff", is_flag=True, help="Print what is added, as a unified diff.")
+def inject(*, file: BinaryIO, image: str, mode: str, diff: bool) -> None:
+    """Print manifests with the exporter beside each vLLM and SGLang, and the plugin in it.
+
+    It reads what `helm template`, `kubectl kustomize` or you have written, and can be Helm's post-renderer
+    or an exec function of kustomize. Documents without an engine are printed as they are; a workload with
+    the label sidestep/inject: "false" is left unchanged, and so is one that has an exporter.
+    """
+    from sidestep_tools.inject.command import run
+
+    text = file.read().decode(errors="replace")
+    run(file.name, text, image=image, mode=mode, diff=diff)
 
 
 MINUTES = click.option(
