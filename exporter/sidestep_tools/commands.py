@@ -152,9 +152,9 @@ def doctor(
 ) -> int:
     """Check an installation, and say what is wrong and how to mend it.
 
-    URL is an exporter's address; without any source, the exporter on this machine is checked.
-    docs/doctor.md describes every code. The exit code is 2 with errors, 1 with findings of the
-    severity of --fail-on or above, else 0.
+    URL is the address of an exporter, or of an engine, whose own metrics page is then checked; without
+    any source, the exporter on this machine. docs/doctor.md describes every code. The exit code is 2
+    with errors, 1 with findings of the severity of --fail-on or above, else 0.
     """
     from sidestep_tools.doctor.command import Sources, run
     from sidestep_tools.web_client.access import Access
