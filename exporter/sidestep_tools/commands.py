@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import click
 
+from sidestep import __version__
 from sidestep.diagnosis.finding import SEVERITIES, Severity
 from sidestep.protocol.limits import COUNT_LIMIT
 
@@ -104,9 +105,9 @@ def doctor(
 ) -> int:
     """Check an installation, and say what is wrong and how to mend it.
 
-    URL is an exporter's address; without any source, the exporter on this machine is checked.
-    docs/doctor.md describes every code. The exit code is 2 with errors, 1 with findings of the
-    severity of --fail-on or above, else 0.
+    URL is the address of an exporter, or of an engine, whose own metrics page is then checked; without
+    any source, the exporter on this machine. docs/doctor.md describes every code. The exit code is 2
+    with errors, 1 with findings of the severity of --fail-on or above, else 0.
     """
     from sidestep_tools.doctor.command import Sources, run
     from sidestep_tools.web_client.access import Access
@@ -121,6 +122,57 @@ def doctor(
         pages=pages,
     )
     return asyncio.run(run(sources, Access(**access), as_json=as_json, fail_on=fail_on))
+
+
+@click.command(
+    short_help="Start an engine with what sidestep needs.",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.option("--tap", is_flag=True, help="Tap the scheduler in vLLM's core as well.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def run(*, tap: bool, command: tuple[str, ...]) -> None:
+    """Start an engine by COMMAND, such as `vllm serve MODEL`, with what sidestep needs.
+
+    Standard error says which variables and options are set, and why; those that you have set stay.
+    The engine then replaces this process.
+    """
+    from sidestep_tools.run import run as start
+
+    start(command, tap=tap)
+
+
+@click.command(short_help="Add the exporter to the engines of Kubernetes manifests.")
+@click.option(
+    "-f",
+    "--filename",
+    "file",
+    metavar="FILE",
+    default="-",
+    type=click.File("rb"),
+    help="Manifests; standard input by default.",
+)
+@click.option(
+    "--image", default=f"sidestep:{__version__}", show_default=True, help="Image of the exporter."
+)
+@click.option(
+    "--mode",
+    default="beside",
+    show_default=True,
+    type=click.Choice(("beside", "instead")),
+    help="instead: sidestep counts in the engine's place, whose own page loses its families.",
+)
+@click.option("--diff", is_flag=True, help="Print what is added, as a unified diff.")
+def inject(*, file: BinaryIO, image: str, mode: str, diff: bool) -> None:
+    """Print manifests with the exporter beside each vLLM and SGLang, and the plugin in it.
+
+    It reads what `helm template`, `kubectl kustomize` or you have written, and can be Helm's post-renderer
+    or an exec function of kustomize. Documents without an engine are printed as they are; a workload with
+    the label sidestep/inject: "false" is left unchanged, and so is one that has an exporter.
+    """
+    from sidestep_tools.inject.command import run
+
+    text = file.read().decode(errors="replace")
+    run(file.name, text, image=image, mode=mode, diff=diff)
 
 
 MINUTES = click.option("--minutes", default=10, show_default=True, type=click.IntRange(1, 10),

@@ -90,8 +90,16 @@ async def run(sources: Sources, access: Access, *, as_json: bool, fail_on: Sever
 
 
 async def _check(sources: Sources, session: aiohttp.ClientSession) -> list[Finding]:
-    found = [each for url in sources.exporters async for each in exporter.check(session, url)]
+    found = []
     pages = [await engine_page.read(session, name) for name in sources.pages]
+    for url in sources.exporters:
+        findings = [each async for each in exporter.check(session, url)]
+        is_other = [each.code for each in findings] == [exporter.NO_EXPORTER.code]
+        page = await engine_page.find(session, url) if is_other else None
+        if page is None:
+            found += findings
+        else:
+            pages.append(page)
     return found + await asyncio.to_thread(lambda: [*_check_here(sources, pages)])
 
 
