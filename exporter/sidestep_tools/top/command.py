@@ -25,7 +25,7 @@ TEXTS = 3
 
 def table(report: Report) -> Iterator[str]:
     """Yield the lines: the verdict, the engines, and the targets that failed."""
-    yield f"{report.verdict.level}: {report.verdict.text}"
+    yield f"{report.verdict.level or 'unknown'}: {report.verdict.text}"
     rows = [_cells(row) for target in report.targets for row in target.engines]
     if rows:
         yield ""
