@@ -65,12 +65,12 @@ class Finding {
 
 const findings = new Map();
 
-/** Show the verdict; without rows only its text, when they are out of date. */
+/** Show the verdict and the engines it counts; of an unknown level, when they are out of date, as they were. */
 export function showVerdict(verdict, rows, names) {
   const troubled = rows.filter(row => row.attention);
   const level = verdict.level ?? "quiet";
   const many = troubled.length === 1 ? "1 engine needs attention" : `${troubled.length} engines need attention`;
-  setText(byId("verdict-text"), `${VERDICT_SIGNS[level]} ${troubled.length ? many : verdict.text}`);
+  setText(byId("verdict-text"), `${VERDICT_SIGNS[level]} ${troubled.length && level !== "unknown" ? many : verdict.text}`);
   setClass(byId("verdict"), level);
   const shown = troubled.slice(0, SHOWN);
   for (const [id, finding] of findings) {

@@ -20,7 +20,7 @@ const CURVE_INTERVAL = 10_000;
 const REQUESTS_INTERVAL = 10_000;
 const SLOWEST = 3;
 // Two polls without an answer.
-const STALE = 2 * LIVE_INTERVAL + 500;
+const STALE = 3 * LIVE_INTERVAL;
 const CHOSEN = "#engine=";
 
 let chosen = null;
@@ -64,7 +64,7 @@ function showLive() {
   const names = shortNames(rows);
   showState();
   if (failure === null) showVerdict(live.verdict, rows, names);
-  else showVerdict({ level: "unknown", text: failure }, [], names);
+  else showVerdict({ level: "unknown", text: failure }, rows, names);
   const hasEngines = rows.length > 0;
   for (const id of ["fleet", "engines", "history", "time"]) byId(id).hidden = !hasEngines;
   byId("connect").hidden = hasEngines;

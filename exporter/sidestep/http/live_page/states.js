@@ -63,7 +63,7 @@ export function shortNames(rows) {
     };
     const short = words.map(each => [dialect, ...each.filter(word => differs(word) && word !== dialect)].join(" "));
     same.forEach((row, index) => {
-      const isLong = row.engine.length > LONG && row.engine.includes("/");
+      const isLong = row.engine.length > LONG && row.engine.includes("=");
       if (isLong && short.filter(each => each === short[index]).length === 1) names.set(row.id, short[index]);
     });
   }

@@ -139,6 +139,7 @@ class Rows {
         return;
       }
       const value = column.value(row);
+      cell.classList.toggle("unknown", !known(value));
       setText(cell, !known(value) ? UNKNOWN : column.text ? column.text(value, row) : value);
       if (column === MODEL) cell.title = value ?? "";
     });
