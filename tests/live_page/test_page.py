@@ -299,7 +299,7 @@ async def test_where_the_time_goes(start: Start, browser: Browser) -> None:
 
         async def are_shown() -> bool:
             # Only increases since the first sample count.
-            count({"queue.kv_blocks": 3000.0, "decode": 1000.0})
+            count({"queue.kv_blocks": 30_000.0, "decode": 10_000.0})
             engine.values[slot] = (engine.values[slot] or 0) + 1_000_000
             await asyncio.sleep(0.5)
             return all([await each.count() for each in bars])

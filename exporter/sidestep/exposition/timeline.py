@@ -126,7 +126,9 @@ class Timelines:
 
 
 def _slowest(found: _Copy, count: int) -> _Copy:
-    requests = heapq.nlargest(count, found.requests, key=lambda kept: kept.ended.e2e or 0.0)
+    requests = heapq.nlargest(
+        count, found.requests, key=lambda kept: kept.ended.e2e or kept.ended.core_e2e or 0.0
+    )
     steps = StepColumns._make(column[:0] for column in found.steps)
     return found._replace(steps=steps, requests=requests)
 

@@ -6,6 +6,8 @@ import { clock, seconds, share } from "./format.js";
 const FEW = 6;
 const MANY = 100;
 const SPAN = 600;
+// Share of a part below which it has no word.
+const LEAST = 0.005;
 const QUEUE = "queue.";
 
 /** Return the name of a part as people read it. */
@@ -27,7 +29,7 @@ export function partsBar(parts, whole) {
 /** Return the largest parts as a text. */
 export function partsText(parts, most) {
   const total = Object.values(parts).reduce((sum, each) => sum + each, 0);
-  const largest = Object.entries(parts).sort((a, b) => b[1] - a[1]).slice(0, most);
+  const largest = Object.entries(parts).filter(([, length]) => length >= LEAST * total).sort((a, b) => b[1] - a[1]).slice(0, most);
   return largest.map(([part, length]) => `${partName(part)} ${share(length / total)}`).join(", ");
 }
 
@@ -92,6 +94,7 @@ const showLimits = onChange((lines, names, times) => {
     return line(id, name, bar, text);
   });
   byId("limits").replaceChildren(...(found.length ? found : [empty("No engine reports its limits: vLLM does with the tap in its core.")]));
+  byId("limits-axis").hidden = !found.length;
   const used = [...new Set(lines.flatMap(([, , limits]) => limits))].filter(limit => limit >= 0).sort((a, b) => a - b);
   showLegend("limits-legend", used.map(limit => [`limit-${names[limit]}`, names[limit] === "none" ? "none: nobody waited" : names[limit]]));
 });
