@@ -381,7 +381,9 @@ async def test_the_command() -> None:
         code, output, _ = await command(url, nobody, "--once", "--interval", "0.5")
         lines = output.splitlines()
         assert code == 1
-        assert lines[0].startswith(f"critical: http://{nobody} does not answer: cannot connect")
+        assert lines[0].startswith(
+            f"critical: 1 of 2 targets failed: http://{nobody} does not answer: cannot connect"
+        )
         assert "; 1 engine is well: requests running" in lines[0]
         assert lines[2].split()[:3] == ["ENGINE", "MODEL", "STATE"]
         assert lines[3].split()[:2] == ["0", "tiny"]

@@ -105,7 +105,12 @@ async def _serving(
 ) -> AsyncIterator[None]:
     """Serve the pages while the block runs."""
     pages = Pages(copier, final_scrape=exporter.final_scrape, series_filter=exporter.series_filter)
-    live = LiveView(exporter.intake, lambda: exporter.endpoints, lambda: pages.scraped_at)
+    live = LiveView(
+        exporter.intake,
+        lambda: exporter.endpoints,
+        lambda: pages.scraped_at,
+        dashboards=exporter.config.web_dashboard_url,
+    )
     checks = OwnChecks(
         exporter.registry,
         live.evaluation,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from typing import Literal
+from urllib.parse import urlsplit
 
 from sidestep.catalog.prices import Price
 from sidestep.catalog.slo import Objective
 from sidestep.config import objectives, parsing, prices
 from sidestep.config.scrape_targets import Form, address, without_secrets
 from sidestep.config.setting import option
+from sidestep.errors import ConfigError
 
 MIN_INTERVAL = 1.0
 """Least seconds between two pushes of metrics."""
@@ -25,6 +27,18 @@ def _receiver(path: str) -> Callable[[object], str]:
         return address(given.rstrip("/"), form) if given else ""
 
     return parse
+
+
+def _web_page(value: object) -> str:
+    """Return the address of a web page; empty: none.
+
+    Raises:
+        ConfigError: It is neither http nor https, such as a script.
+    """
+    given = parsing.text(value).strip()
+    if given and urlsplit(given).scheme not in ("http", "https"):
+        raise ConfigError(f"{given!r} is no http or https address")
+    return given
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,6 +67,10 @@ class OutputSettings:
         "Keep no recent steps and requests: /api/v1/timeline does not exist, and `sidestep why` and `sidestep"
         " timeline` need files. See why.md.",
         parsing.boolean, default=False)
+    web_dashboard_url: str = option("--web.dashboard-url URL",
+        "Address of dashboards of these metrics, such as a Grafana folder or board, to which the live page"
+        " links; it gets the chosen engine as var-engine and var-model_name. See live.md.",
+        _web_page, "", unset="no link")
     web_config_file: str = option("--web.config.file FILE",
         "YAML file in the exporter-toolkit format: TLS, client certificates, passwords, rate limit;"
         " reloaded when it changes. See security.md.",

@@ -27,6 +27,7 @@ from sidestep.exposition.live.samples import (
     increase,
     zeroed,
 )
+from sidestep.exposition.live.time_spent import TimeHistory
 from sidestep.metrics.engine import Engine
 
 INTERVAL = 5.0
@@ -49,6 +50,7 @@ class SampleHistory:
     def __init__(self, engine: Engine | None = None) -> None:
         self.engine = engine
         self.samples: deque[EngineSample] = deque()
+        self.time = TimeHistory(MAX_SAMPLES - 1)
 
     def append(self, sample: EngineSample) -> None:
         """Add a compact copy of ``sample``, and remove those that are too many or too old."""
