@@ -23,7 +23,6 @@ from kubelet import Pod, until
 from manifests import KUSTOMIZE, ROOT, kustomized, pods
 from podman import Image, Resource
 
-OURS = "sidestep:0.1.0"
 PATIENCE = 300.0
 PLUGIN = "/opt/sidestep/plugin"
 
@@ -139,8 +138,9 @@ def running(
     engine = dataclasses.replace(
         images.engine, mounts={**images.engine.mounts, progress: "/run/engine"}
     )
-    named = {one["image"]: engine for one in spec["containers"]}
-    with Pod(spec, {OURS: images.sidestep, **named}, folder) as pod:
+    named = {one["image"]: images.sidestep for one in spec["initContainers"]}
+    named |= {one["image"]: engine for one in spec["containers"]}
+    with Pod(spec, named, folder) as pod:
         pod.start()
         yield EnginePod(pod, progress)
 
