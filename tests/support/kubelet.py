@@ -18,6 +18,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from podman import CONF, Image, Resource, arguments, options, quantity
@@ -27,6 +28,8 @@ BACKOFF, MAX_BACKOFF = 10.0, 300.0
 """Seconds before the second restart, which double until the most; the first restart is immediate."""
 SIDECAR_GRACE = 2.0
 """Least seconds that a sidecar gets to end, however long the main containers took."""
+MAX_EXITS = 2
+"""Most times that a sidecar may end before it has started, as on a machine that is too busy for its startup probe."""
 START = 300.0
 """Most seconds until the pod has started."""
 NETWORK = """
@@ -214,13 +217,12 @@ class Pod:
         """
         for container in self.init:
             container.run()
-            if is_sidecar := container in self.sidecars:
+            is_sidecar = container in self.sidecars
+            if is_sidecar:
                 self._sync(container)
-
-            def is_over(one: Container = container, *, is_sidecar: bool = is_sidecar) -> bool:
-                return not one.running or (is_sidecar and one.started)
-
-            if not until(is_over, START) or container.exits not in ([], [0]):
+            until(partial(_is_over, container, is_sidecar=is_sidecar), START)
+            ready = container.started if is_sidecar else container.exits == [0]
+            if not ready:
                 raise RuntimeError(f"{container.name}: {container.log.read_text()[-1000:]}")
         for container in self.main:
             container.run()
@@ -272,6 +274,12 @@ class Pod:
             with self._lock:
                 for container in self._synced:
                     container.sync()
+
+
+def _is_over(container: Container, *, is_sidecar: bool) -> bool:
+    if is_sidecar:
+        return container.started or len(container.exits) > MAX_EXITS
+    return not container.running
 
 
 def until(holds: Callable[[], bool], seconds: float) -> bool:
