@@ -163,7 +163,7 @@ def test_the_quickstart_with_docker(reader: Machine) -> None:
         run(reader, block)
         text += block.text
     exporter, engine = [shlex.split(line) for line in joined(text) if line.startswith("docker run")]
-    image = exporter.index("sidestep:0.1.0")
+    image = exporter.index("sidestep:dev")
     config = settings({"args": exporter[image + 1 :]}, defaults())
     given = dict(one.split("=", 1) for one in option(engine, "-e"))
     mounts = [one.split(":")[:2] for one in option(exporter, "-v")]
@@ -201,7 +201,7 @@ def test_the_quickstart_in_kubernetes(reader: Machine) -> None:
     sidecar = named(pod["initContainers"], "sidestep")
     (engine,) = pod["containers"]
 
-    assert sidecar["image"] == "registry.example/sidestep:0.1.0"
+    assert sidecar["image"] == "registry.example/sidestep:dev"
     assert named(engine["env"], "SIDESTEP_VLLM_MODE")["value"] == "instead"
     assert monitor["spec"]["podMetricsEndpoints"][0]["port"] == sidecar["ports"][0]["name"]
     if TOOLS.exists():

@@ -173,11 +173,7 @@ def _check(config: Config) -> None:
 
 
 def read_file(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the values in the file by flag, and its ``TABLES``.
-
-    Raises:
-        ConfigError: The file cannot be read, is not TOML, or has an invalid table.
-    """
+    """Return the values in the file by flag, and its ``TABLES``."""
     try:
         tree = tomllib.loads(Path(name).read_text(encoding="utf-8"))
     except OSError as error:

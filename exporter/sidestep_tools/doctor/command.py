@@ -59,7 +59,6 @@ class Sources(NamedTuple):
 
     Attributes:
         environment: Name of the engine's environment in the report; empty: it is not checked.
-        manifests: Files and directories; ``-`` is standard input.
         pages: Metrics pages, with which queries are compared.
     """
 
@@ -76,9 +75,6 @@ async def run(sources: Sources, access: Access, *, as_json: bool, fail_on: Sever
     """Check the sources, or the exporter on this machine without any, and print the findings.
 
     Returns the exit status.
-
-    Raises:
-        ConfigError: An address, a file or a header cannot be used.
     """
     if not any(sources):
         sources = Sources(exporters=(LOCAL_EXPORTER,))

@@ -69,22 +69,14 @@ class Page(NamedTuple):
 
 
 def parse(name: str, text: str) -> Page:
-    """Read a page in Prometheus's text format.
-
-    Raises:
-        ValueError: It is not in the text format.
-    """
+    """Read a page in Prometheus's text format."""
     found = samples(text)
     typed = (line[7:].partition(" ")[0] for line in text.splitlines() if line[:7] == "# TYPE ")
     return Page(name, frozenset((*typed, *found)), found)
 
 
 async def read(session: aiohttp.ClientSession, name: str) -> Page | Finding:
-    """Return the page at an address or in a file, or why it cannot be read.
-
-    Raises:
-        ConfigError: It is neither a file nor the address of a web server.
-    """
+    """Return the page at an address or in a file, or why it cannot be read."""
     file = Path(name)
     try:
         if await asyncio.to_thread(file.is_file):

@@ -22,10 +22,8 @@ class InstalledEngine(NamedTuple):
     """An engine that loads sidestep's plugin.
 
     Attributes:
-        package: Name of its distribution.
         first: The oldest release that loads the plugin.
         last: The newest release that it was tested with.
-        group: Entry points that the engine loads.
         allowed: Variable with the list of plugins that may be loaded.
         mode: Variable that says whether the engine computes its own metrics as well.
     """

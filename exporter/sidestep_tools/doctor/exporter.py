@@ -36,11 +36,7 @@ CODES = tuple(each for each in tuple(vars().values()) if isinstance(each, Code))
 
 
 async def check(session: aiohttp.ClientSession, url: str) -> AsyncIterator[Finding]:
-    """Yield what is wrong with the exporter at ``url``.
-
-    Raises:
-        ConfigError: It is no address of a web server.
-    """
+    """Yield what is wrong with the exporter at ``url``."""
     root = parse_address(url).root
     try:
         answer = await fetch(session, f"{root}/api/v1/doctor")
