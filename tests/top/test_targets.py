@@ -22,8 +22,8 @@ from reporting_processes import process
 from sidestep.catalog.page_reader import Reading, read_page
 from sidestep.errors import ConfigError
 from sidestep.exposition.live.answers import EngineRow
+from sidestep.exposition.live.history import histogram_quantile
 from sidestep.exposition.live.increases import MAX_READINGS, Increases
-from sidestep.metrics.quantile import histogram_quantile
 from sidestep_tools.top.report import TargetReport
 from sidestep_tools.top.targets import Target, Targets
 from sidestep_tools.web_client import fetch

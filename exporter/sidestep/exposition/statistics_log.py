@@ -57,8 +57,6 @@ class Line:
     """Numbers of one line.
 
     Attributes:
-        row: The engine's row, or that of all engines.
-        name: What the line is about.
         deferred: Waiting requests that do not wait for capacity.
         external_hit_rate: Share of recent lookups that an external prefix cache had.
         mm_hit_rate: Likewise of the multimodal cache.

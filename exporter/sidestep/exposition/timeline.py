@@ -36,8 +36,6 @@ class EngineHead(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ``requests`` has the records of the requests that ended, as in ``--requests.log``.
 
     Attributes:
-        id: Its identity.
-        engine: What people call it.
         state: A state of docs/health.md; None where no process reports progress.
         reason: Why it is slow or stalled.
         limit_seconds: Time by limit, of an engine that counts it without steps; else empty.
@@ -56,7 +54,6 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The answer of ``/api/v1/timeline``, before its ``engines``.
 
     Attributes:
-        time: Unix time of the answer.
         limits: Names of limits: a step has an index into them, or -1 for an unknown limit.
     """
 

@@ -21,6 +21,7 @@ from sidestep.exposition.negotiation import CONTENT_TYPES, negotiate
 from sidestep.exposition.pages import Pages
 from sidestep.exposition.renders import Body
 from sidestep.exposition.timeline import MAX_MINUTES, Timelines
+from sidestep.http.openapi import openapi
 from sidestep.http.request_guard import Handler
 from sidestep.http.responses import PartsResponse
 from sidestep.http.static_files import LivePage
@@ -64,6 +65,12 @@ def application(endpoints: Endpoints, path: str) -> web.Application:
             ("/api/v1/live", endpoints.live, "Live numbers (JSON)"),
             ("/api/v1/live/history", endpoints.live_history, "Last ten minutes (JSON)"),
         ]
+    described = openapi(routes)
+
+    async def description(_: web.Request) -> web.StreamResponse:
+        return _json(described)
+
+    routes.append(("/api/v1/openapi.json", description, "Description of the API (OpenAPI)"))
     links = [(target, text) for target, _, text in routes if text]
 
     items = "".join(f'<li><a href="{html.escape(to)}">{text}</a></li>' for to, text in links)
@@ -92,7 +99,6 @@ class Endpoints:
     """Handlers of requests, one per endpoint.
 
     Args:
-        ready: Returns whether engines can connect.
         view: View of the metrics page if the request names none.
         live: What the live page shows; None: there is no live page.
         timelines: Recent steps and requests; None: none are kept.
@@ -164,11 +170,7 @@ class Endpoints:
         return web.Response(text="".join(f"{frame}\n" for frame in health.stack))
 
     def _find(self, request: web.Request) -> tuple[Engine, Health]:
-        """Return the engine that the path names.
-
-        Raises:
-            HTTPNotFound: There is none, or its state is not known here.
-        """
+        """Return the engine that the path names."""
         engine = self.pages.registry.engines.get(request.match_info["engine"])
         health = None if engine is None else self._health.of(engine)
         if engine is None or health is None:

@@ -128,14 +128,9 @@ class ExporterHealth(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The exporter's own health.
 
     Attributes:
-        endpoints: Ingest endpoints that engines connect to.
-        streams: Connected streams.
-        series: Exposed series.
-        items_per_second: Items applied.
         lost: Items that streams have reported as dropped, in all.
         loop_lag: Seconds by which the event loop was late.
         resident_bytes: Memory in use.
-        uptime: Seconds since the start.
         last_scrape: Seconds since Prometheus last scraped it; None: never.
         dashboards: Address of dashboards of its metrics; empty: none is configured.
     """
@@ -156,7 +151,6 @@ class Live(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The answer of ``/api/v1/live``.
 
     Attributes:
-        version: Version of sidestep.
         time: Unix time of the answer.
         total: All engines as one row; None without engines.
         warnings: The latest, the newest first.

@@ -81,7 +81,6 @@ class Rows:
     """The rows of engines, as they are read one after the other.
 
     Attributes:
-        rows: Those of all engines.
         summed: Those that add up.
         merged: What the engines of these have counted in the last minute.
         spent: Where their time went.
