@@ -8,7 +8,7 @@ SOURCES := exporter adapters tests benchmarks chaos fuzz
 # Hundreds of tests start a Python process, which begins sooner with its modules compiled.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo compose test test-all quick check lint fix bench chaos fuzz docs site screens golden test-engines vllm-sources test-otlp test-lowest deploy-test image-test dist dist-test tools clean
+.PHONY: demo compose test test-all quick check lint fix bench chaos fuzz soak docs site screens golden test-engines vllm-sources test-otlp test-lowest deploy-test image-test pod-test dist dist-test tools clean
 
 demo: $(STAMP)
 	$(BIN)/sidestep demo
@@ -29,7 +29,7 @@ quick: $(STAMP)
 # With the long forms of tests, such as all mutants and installations on other Pythons, and ten times the
 # examples of properties.
 test-all: $(STAMP) tools
-	$(BIN)/pytest -n 3 --dist loadfile --hypothesis-profile long -m "not dist and not engine and not image and not otlp"
+	$(BIN)/pytest -n 3 --dist loadfile --hypothesis-profile long -m "not dist and not engine and not image and not otlp and not pod"
 
 check: $(STAMP) lint
 	$(BIN)/python tools/docs.py --check
@@ -64,6 +64,12 @@ fuzz: $(STAMP)
 	$(BIN)/pip install --quiet -e '.[fuzz]'
 	$(BIN)/python -m fuzz --seconds $(SECONDS)
 	$(BIN)/python -m fuzz.hostile_connections --connections $(CONNECTIONS)
+
+# Engines that come and go beside hostile peers, for hours: one table, and an error if a count differs or
+# memory rises.
+soak: HOURS ?= 2
+soak: $(STAMP)
+	$(BIN)/python -m fuzz.soak --hours $(HOURS)
 
 docs: $(STAMP)
 	$(BIN)/python tools/docs.py
@@ -114,6 +120,11 @@ deploy-test: $(STAMP)
 # The image, built by buildah on a base of Debian's packages and run: as root, minutes.
 image-test: $(STAMP)
 	$(BIN)/pytest -m image -s --timeout 900 tests/deploy/test_image.py
+
+# Pods of the overlays as real containers, with a real Prometheus: as root with podman, runc and kubectl.
+pod-test: $(STAMP)
+	tools/setup_debian.sh podman=podman runc=runc prometheus=promtool iproute2=ip
+	$(BIN)/pytest -m pod --timeout 600 tests/deploy/test_running_pods.py
 
 # All that a release consists of, in dist/: as root on Debian, minutes. DIST="packages charts" builds parts.
 dist: $(STAMP)
