@@ -1,4 +1,4 @@
-"""Engine steps of a chosen size, made from the recorded run that ships with the package.
+"""Engine steps of a chosen size, made from a recorded run of the tests.
 
 Scheduler states are the recorded ones. Inter-token latencies, times to first
 token and finished requests are drawn at random from the recorded values.
@@ -17,13 +17,13 @@ import importlib
 import importlib.util
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import msgspec
 
-from sidestep.app.demo import recording
 from sidestep.catalog.buckets import one_two_five
 from sidestep.engines.vllm import wire
 from sidestep.protocol import iteration_stats
@@ -31,6 +31,7 @@ from sidestep.protocol.messages import EngineInfo
 from sidestep_adapters.recording.calls import calls, to_objects
 from sidestep_adapters.recording.format import lines, opened
 
+RECORDING = Path(__file__).parents[1] / "tests/data/vllm-0.32.jsonl.gz"
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 MAX_MODEL_LEN = 8192
 FEATURES = ("kv_cache_metrics", "iteration_details")
@@ -71,7 +72,7 @@ class Steps:
 
     def __init__(self, *, real: bool = False, spread: str = "recorded") -> None:
         make = _real() if real else _stand_in()
-        path = recording("vllm-0.32.jsonl.gz")
+        path = RECORDING
         with opened(path) as file:
             found = calls(path, lines(path, file))
             records = [call.fields for call in found if call.name == "record"]

@@ -98,7 +98,7 @@ def test_the_readmes_exporter_is_in_the_users_runtime_directory(reader: Machine)
     (serve,) = [block for block in blocks(README) if "sidestep serve" in block.text]
     run(reader, serve)
     reader.wait_for(f"engines connect to ipc://{reader.home}/user/sidestep/ingest.ipc")
-    reader.run("sidestep replay exporter/sidestep/data/core_aborts.rec.gz --speed max")
+    reader.run("sidestep replay exporter/sidestep/data/vllm-aborts.rec.gz --speed max")
     assert (reader.home / "user/sidestep/state/snapshot").is_file()
 
 

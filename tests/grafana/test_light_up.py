@@ -78,7 +78,6 @@ SILENT = {
     "sidestep_recovered_total": "no snapshot is damaged",
     "sidestep_zap_up": "no keys are needed",
     "sidestep_web_config_current": "there is no web configuration",
-    "model:step_limit:ratio_rate5m": "the recorded engines did not send limits",
 }
 """Reasons why families in alerts, or recording rules, have no series here."""
 

@@ -207,6 +207,9 @@ def _install(home: Path) -> dict[str, str]:
         env=environ,
     )
     (clone / ".venv" / ".installed").touch()
+    # That of `make demo`.
+    (clone / "build").mkdir()
+    (clone / "build" / "demo-venv").symlink_to(clone / ".venv")
     return environ
 
 
