@@ -1,4 +1,4 @@
-"""Engine steps of a chosen size, made from a recorded run of the tests.
+"""Engine steps of a chosen size, made from the recorded run that ships with the package.
 
 Scheduler states are the recorded ones. Inter-token latencies, times to first
 token and finished requests are drawn at random from the recorded values.
@@ -17,21 +17,18 @@ import importlib
 import importlib.util
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import msgspec
 
+from benchmarks.stat_logger_calls import DATA, calls, to_objects
 from sidestep.catalog.buckets import one_two_five
 from sidestep.engines.vllm import wire
 from sidestep.protocol import iteration_stats
 from sidestep.protocol.messages import EngineInfo
-from sidestep_adapters.recording.calls import calls, to_objects
-from sidestep_adapters.recording.format import lines, opened
 
-RECORDING = Path(__file__).parents[1] / "tests/data/vllm-0.32.jsonl.gz"
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 MAX_MODEL_LEN = 8192
 FEATURES = ("kv_cache_metrics", "iteration_details")
@@ -72,10 +69,8 @@ class Steps:
 
     def __init__(self, *, real: bool = False, spread: str = "recorded") -> None:
         make = _real() if real else _stand_in()
-        path = RECORDING
-        with opened(path) as file:
-            found = calls(path, lines(path, file))
-            records = [call.fields for call in found if call.name == "record"]
+        found = calls(DATA / "iterations_main.jsonl.gz")
+        records = [call.fields for call in found if call.name == "record"]
         self.schedulers = [_build(record["scheduler_stats"], make) for record in records]
         steps = [_build(r["iteration_stats"], make) for r in records if r["iteration_stats"]]
         self._random = Random(1)

@@ -11,7 +11,7 @@ from sidestep.catalog.slo import SLO_HANDLERS, SLO_REQUESTS, SLO_UNDECIDED
 from sidestep.engines.row_builders import counter, gauge, histogram
 from sidestep.metrics.hit_ratio_curves import HIT_RATIOS
 from sidestep.metrics.registry import COST, TENANT
-from sidestep.metrics.request_parts import REQUEST_PARTS
+from sidestep.metrics.request_parts import REQUEST_PARTS, TENANT_PARTS
 from sidestep.protocol.request_events import LIMITS
 from sidestep.tracking.kv_blocks.lookups import REASONS
 
@@ -138,14 +138,19 @@ def goodput(shared: tuple[str, ...] = ENGINE_LABELS, *, feature: str = "") -> tu
     )
 
 
-def request_parts(shared: tuple[str, ...] = ENGINE_LABELS, *, feature: str = "") -> Row:
-    """Return the row of where requests' time went, for a dialect that sends requests."""
+def request_parts(
+    shared: tuple[str, ...] = ENGINE_LABELS, *, feature: str = ""
+) -> tuple[Row, Row]:
+    """Return the rows of where requests' time went, for a dialect that sends requests."""
     made = counter("sidestep_request_part_seconds_total", Handler(REQUEST_PARTS),
                    "End-to-end latency of requests that ended, aborted ones included, divided into"
                    " parts that sum to it; time in the queue also by the limit that held meanwhile."
                    " Without requests whose beginning is unknown.", own=("limit", "part"),
                    shared=shared, feature=feature)
-    return dataclasses.replace(made, omits_empty_labels=True)
+    by_tenant = counter("sidestep_tenant_request_part_seconds_total", Handler(TENANT_PARTS),
+                        "End-to-end latency of requests that ended, divided into parts, by tenant.",
+                        own=("part", TENANT), shared=shared, feature=feature)
+    return dataclasses.replace(made, omits_empty_labels=True), by_tenant
 
 
 def lookups(shared: tuple[str, ...] = ENGINE_LABELS) -> tuple[Row, ...]:

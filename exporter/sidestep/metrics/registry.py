@@ -22,6 +22,7 @@ from sidestep.tracking.kv_blocks.tracker import BlockTracker, Sampling
 from sidestep.tracking.requests.machine import RequestTracker
 from sidestep.tracking.requests.outcomes import RequestSink
 from sidestep.tracking.requests.parallel_samples import SampleGroups
+from sidestep.tracking.requests.parts import KEYS
 from sidestep.tracking.requests.settings import RequestSettings
 
 TENANT = "tenant"
@@ -41,9 +42,7 @@ class Tracking:
     """Settings of the trackers of all engines.
 
     Attributes:
-        requests: Settings for reading request events.
         sampling: Settings of KV block tracking; see ``Registry.sample_blocks``.
-        lookups: Settings of lookup tracking.
         request_sink: Returns the receiver of an engine's ended requests; None: they are not needed.
         keeps_timeline: Whether engines have a ``Timeline``.
     """
@@ -79,9 +78,6 @@ class Registry(ExposedEngines):
     """All engines; scrapes read them, and applied items change them.
 
     Attributes:
-        tracking: Settings of the engines' trackers.
-        accounting: Accounting of their tokens.
-        is_exposed: Returns whether pages contain a family.
         refused_blocks: KV blocks that were refused at the capacity, by engine; logged and cleared.
         sample_groups: Groups of parallel samples, which may be spread over engines.
         has_exemplars: Whether a histogram has had exemplars.
@@ -150,12 +146,16 @@ class Registry(ExposedEngines):
             # An identity is a deployment's, followed by the engine's number.
             deployment = engine.id.rpartition("/")[0]
             sink = self.sink_of(engine)
+            count_parts = part_counter(engine)
+            if count_parts is not None:
+                # A rate needs a value before the first request.
+                count_parts(dict.fromkeys(KEYS, 0.0))
             trackers.requests = RequestTracker(
                 self.tracking.requests,
                 self.sample_groups,
                 deployment,
                 sink,
-                part_counter(engine),
+                count_parts,
             )
         return trackers.requests
 
@@ -206,8 +206,10 @@ class Registry(ExposedEngines):
         """Add the counts of a tenant to those of ``__other__``."""
         for engine in self:
             for children in _by_tenant(engine):
-                if (name,) in children:
-                    children[(OTHER,)] = children.get((OTHER,), 0) + children.pop((name,))
+                # The tenant is the last of the labels.
+                for key in [key for key in children if key[-1] == name]:
+                    other = (*key[:-1], OTHER)
+                    children[other] = children.get(other, 0) + children.pop(key)
                     self.touch(engine)
 
     def drop_tenants(self) -> None:
@@ -220,5 +222,5 @@ class Registry(ExposedEngines):
 def _by_tenant(engine: Engine) -> Iterator[dict[Key, Number]]:
     """Yield the children of the families by tenant."""
     for row, children in zip(engine.layout.keyed, engine.keyed, strict=True):
-        if row.own_labels == (TENANT,):
+        if row.own_labels[-1:] == (TENANT,):
             yield children
