@@ -25,7 +25,7 @@ from ports import free_port
 ROOT = Path(__file__).parents[2]
 CLONED = (
     "LICENSE", "Makefile", "README.md", "adapters", "deploy", "docs", "exporter", "grafana", "pyproject.toml",
-    "tests/data/vllm_kv_events.jsonl.gz", "tools",
+    "tests/data/core_lora.rec.gz", "tests/data/vllm_kv_events.jsonl.gz", "tools",
 )  # fmt: skip
 PROGRAMS = {
     "vllm": """
