@@ -21,6 +21,8 @@ from sidestep.app.demo import ROUND, RUNS, Clock, Player, Run, Window
 from sidestep.app.exporter import Exporter
 from sidestep.metrics import saturation
 
+pytestmark = [pytest.mark.long, pytest.mark.timeout(2 * ROUND)]
+
 Alert = tuple[str, str]
 """Name of an alert, and the model for which it fires."""
 FIRE: set[Alert] = {
@@ -112,8 +114,6 @@ async def test_what_is_staged_fires_the_alerts(
     assert fired.keys() >= FIRE
 
 
-@pytest.mark.long
-@pytest.mark.timeout(2 * ROUND)
 async def test_a_round_in_real_time(start: Start, tmp_path: Path) -> None:
     """With the rules as they are: each alert fires, no other does, and a third of the round is green."""
     async with start() as exporter, played(exporter, RUNS, ROUND):
