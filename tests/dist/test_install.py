@@ -263,7 +263,7 @@ def test_the_service_serves_engines_of_its_group(debian: Path) -> None:
     service = subprocess.Popen([*INSIDE, debian, *as_user("sidestep"), *command.split()])
     try:
         page(f"http://127.0.0.1:{port}/-/ready")
-        (recording,) = debian.glob("opt/sidestep/venv/lib/*/*/sidestep/data/core_aborts.rec.gz")
+        (recording,) = debian.glob("opt/sidestep/venv/lib/*/*/sidestep/data/vllm-aborts.rec.gz")
         endpoint = "ipc:///run/sidestep/ingest/ingest.ipc"
         replay = ["replay", f"/{recording.relative_to(debian)}", "--connect", endpoint]
         inside(debian, *as_user("vllm", "sidestep"), "sidestep", *replay, "--speed", "max")
