@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEMO_VENV := build/demo-venv
+DEMO_STAMP := $(DEMO_VENV)/.installed
 SOURCES := exporter adapters tests benchmarks chaos fuzz
 
 # Hundreds of tests start a Python process, which begins sooner with its modules compiled.
@@ -10,8 +12,9 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo compose test test-all quick check lint fix bench chaos fuzz soak docs site screens golden test-engines vllm-sources test-otlp test-lowest deploy-test image-test pod-test dist dist-test tools clean
 
-demo: $(STAMP)
-	$(BIN)/sidestep demo
+# Only the product and what `sidestep top` needs; DEMO="--open", "--web.listen-address 127.0.0.1:9858", ...
+demo: $(DEMO_STAMP)
+	$(DEMO_VENV)/bin/sidestep demo $(DEMO)
 
 # The same beside Prometheus and Grafana, in containers: docs/demo.md.
 compose:
@@ -141,7 +144,11 @@ tools:
 	tools/setup_later_debian.sh build/victoria-metrics forky victoria-metrics
 
 $(STAMP): pyproject.toml tools/setup_python.sh
-	PYTHON=$(PYTHON) tools/setup_python.sh $(VENV)
+	PYTHON=$(PYTHON) tools/setup_python.sh $(VENV) dev
+	touch $@
+
+$(DEMO_STAMP): pyproject.toml tools/setup_python.sh
+	PIP_NO_COMPILE=1 PYTHON=$(PYTHON) tools/setup_python.sh $(DEMO_VENV) top
 	touch $@
 
 clean:
