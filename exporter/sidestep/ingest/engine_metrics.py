@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from sidestep.ingest.health import HealthMonitor
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.registry import Registry
+from sidestep.protocol.messages import KV_TRANSFER
 from sidestep.protocol.receiver import Receiver
 from sidestep.protocol.stream import Stream, StreamState
 from sidestep.telemetry.rows import PER_ENGINE
@@ -42,6 +43,21 @@ def read_metrics(
         "sidestep_engine_missing_fields",
         engines.samples(
             lambda engine: [((path,), 1) for path in engine.description.renamed_fields]
+        ),
+    )
+    read(
+        "sidestep_engine_info",
+        engines.samples(
+            lambda engine: [
+                (
+                    (
+                        engine.layout.dialect,
+                        engine.role,
+                        engine.info.get(KV_TRANSFER, {}).get("connectors", ""),
+                    ),
+                    1,
+                )
+            ]
         ),
     )
     _read_health(metrics, registry, health)

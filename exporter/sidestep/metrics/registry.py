@@ -9,16 +9,17 @@ from typing import TypeVar
 
 from sidestep.catalog.layout import Layout
 from sidestep.catalog.prices import Prices
+from sidestep.metrics.ended_counter import ended_counter
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.engine_state import Key, Number, SeriesSettings
 from sidestep.metrics.exposed_engines import ExposedEngines
-from sidestep.metrics.request_parts import part_counter
 from sidestep.metrics.step_limits import limit_seconds
 from sidestep.metrics.timeline import SECONDS, Timeline
 from sidestep.metrics.trackers import Trackers
 from sidestep.protocol.limits import OTHER
 from sidestep.tracking.kv_blocks.lookups import LookupSettings, LookupTracker
 from sidestep.tracking.kv_blocks.tracker import BlockTracker, Sampling
+from sidestep.tracking.requests.handovers import HandOvers
 from sidestep.tracking.requests.machine import RequestTracker
 from sidestep.tracking.requests.outcomes import RequestSink
 from sidestep.tracking.requests.parallel_samples import SampleGroups
@@ -84,6 +85,7 @@ class Registry(ExposedEngines):
         is_exposed: Returns whether pages contain a family.
         refused_blocks: KV blocks that were refused at the capacity, by engine; logged and cleared.
         sample_groups: Groups of parallel samples, which may be spread over engines.
+        hand_overs: Requests that an engine has handed over to another.
         has_exemplars: Whether a histogram has had exemplars.
     """
 
@@ -109,6 +111,7 @@ class Registry(ExposedEngines):
         super().clear()
         self.refused_blocks: Counter[str] = Counter()
         self.sample_groups = SampleGroups()
+        self.hand_overs = HandOvers()
 
     def expire(self, now: float) -> None:
         """Pass on requests that have waited too long for a front end; expire silent engines and old steps."""
@@ -155,7 +158,7 @@ class Registry(ExposedEngines):
                 self.sample_groups,
                 deployment,
                 sink,
-                part_counter(engine),
+                ended_counter(engine, self.hand_overs),
             )
         return trackers.requests
 

@@ -109,7 +109,7 @@ CONTENTS = (
         "processes": "TrackerState.processes", "sources": "TrackerState.source TrackerState.sources",
         "limits": "TrackerState.limits",
     }, "settings traces block_size _sink _now _max_expired _out"),
-    Held(EndedRequests, {"reports": "TrackerState.front_ends"}, "_sink _count_parts"),
+    Held(EndedRequests, {"reports": "TrackerState.front_ends"}, "_sink _count"),
     Held(PartsTracker, {"times": "TrackerState.times"}, "_undivided"),
     Held(InFlight, _same("TrackerState", "prefilling given_up cut_off") | {
         "live": "RequestsState.numbers RequestsState.requests",

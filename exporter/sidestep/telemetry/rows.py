@@ -89,6 +89,15 @@ ROWS: tuple[SelfRow, ...] = (
         *PER_ENGINE,
     ),
     _gauge(
+        "sidestep_engine_info",
+        "Always 1; dialect is the kind of engine, role is prefill, decode or both, and connectors transfer"
+        " its KV.",
+        *PER_ENGINE,
+        "dialect",
+        "role",
+        "connectors",
+    ),
+    _gauge(
         "sidestep_engine_last_seen_timestamp_seconds",
         "Unix time of the engine's last item, from any of its processes.",
         *PER_ENGINE,

@@ -71,6 +71,7 @@ REQUESTS: tuple[Row, ...] = (
         closed=REASONS,
         shared=_T.shared,
     ),
+    *shared_rows.service(REASONS, _T.shared),
     shared_rows.request_parts(_T.shared),
     *shared_rows.goodput(_T.shared),
     *shared_rows.tenants(_T.shared),

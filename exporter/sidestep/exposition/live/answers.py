@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from sidestep.protocol.messages import BOTH
 from sidestep.tracking.health.states import Level
 
 WINDOW = 60.0
@@ -59,6 +60,7 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         step_age: Seconds since the open step began; None without one.
         last_seen: Seconds since the engine's last item.
         contested: Whether another living server has its ids.
+        role: ``prefill``, ``decode`` or ``both``.
     """
 
     id: str
@@ -88,6 +90,7 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     step_age: float | None = None
     last_seen: float | None = None
     contested: bool = False
+    role: str = BOTH
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):
