@@ -210,7 +210,8 @@ class OutputHook:
             self._leave([(name, -1)], STOP)
             return
         parent, client = state.parent_req, None
-        extra = getattr(request.sampling_params, "extra_args", None) or {}
+        sampling = getattr(request, "sampling_params", None)
+        extra = getattr(sampling, "extra_args", None) or {}
         transfer = extra.get("kv_transfer_params")
         if self._sends_identity:
             shown = getattr(request, "external_req_id", None) or _client_id(name, parent)

@@ -149,11 +149,15 @@ def goodput(shared: tuple[str, ...] = ENGINE_LABELS, *, feature: str = "") -> tu
 
 
 def service(
-    reasons: tuple[str, ...], shared: tuple[str, ...] = ENGINE_LABELS, *, feature: str = ""
+    reasons: tuple[str, ...],
+    buckets: tuple[str, str],
+    shared: tuple[str, ...] = ENGINE_LABELS,
+    *,
+    feature: str = "",
 ) -> tuple[Row, ...]:
     """Return the rows whose sums over engines are those of the service, for a dialect with ``reasons``.
 
-    Only engines that send requests have the latencies: ``feature``.
+    Only engines that send requests have the latencies (``feature``), in ``buckets``: TTFT's and e2e's.
     """
     requests, prompt, generated = map(Handler, SERVICE_HANDLERS)
     built = functools.partial(counter, shared=shared)
@@ -172,11 +176,11 @@ def service(
         waited("sidestep_service_time_to_first_token_seconds", Handler(SERVICE_TTFT),
                "Time to first token of the requests in sidestep_service_requests_total, observed at"
                " their end; from the arrival at the engine that computes the prompt, where the"
-               " exporter knows both parts of a request.", buckets="time_to_first_token"),
+               " exporter knows both parts of a request.", buckets=buckets[0]),
         waited("sidestep_service_e2e_request_latency_seconds", Handler(SERVICE_E2E),
                "Time from arrival to end of the requests in sidestep_service_requests_total that were"
                " served; as in sidestep_service_time_to_first_token_seconds.",
-               buckets="request_latency"),
+               buckets=buckets[1]),
     )
 
 

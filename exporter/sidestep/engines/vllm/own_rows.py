@@ -99,7 +99,7 @@ _COLLECTED: tuple[Row, ...] = (
           " torch.compile within it, in the slowest worker; front_end, from the start of the front"
           " end's process until its engines were ready. Phases overlap: they do not add up.",
           own=("phase",), combine="max"),
-    *service(FINISH_REASONS, feature=REQUEST_EVENTS),
+    *service(FINISH_REASONS, ("time_to_first_token", "request_latency"), feature=REQUEST_EVENTS),
     counter(HANDED_OVER_REQUESTS, "handed_over[].finish_reason",
             "Requests that only computed their prompt, by reason: another engine continues and counts"
             " them.", own=("reason",), closed=FINISH_REASONS, feature="kv_transfer"),

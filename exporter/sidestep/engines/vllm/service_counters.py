@@ -12,7 +12,7 @@ from sidestep.engines.shared_rows import (
 from sidestep.engines.vllm.own_rows import HANDED_OVER_REQUESTS, HANDED_OVER_TOKENS
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.metrics.engine import Engine
-from sidestep.protocol.messages import PREFILL, REQUEST_EVENTS
+from sidestep.protocol.messages import PREFILL
 
 ENDS, PROMPT, SOURCES, GENERATED = (
     "vllm:request_success_total",
@@ -55,9 +55,9 @@ class ServiceCounters:
         values[self._cached] = local + external - received[1] - received[2]
 
     def leave_to_others(self, engine: Engine, step: VllmStep) -> None:
-        """Count what another engine counts of a step, where nothing is known of single requests."""
+        """Count what another engine counts of a step that no request events describe."""
         stats = step.iteration
-        if stats is None or REQUEST_EVENTS in engine.description.features:
+        if stats is None:
             return
         values = engine.values
         prompts = stats.prompt_token_stats
