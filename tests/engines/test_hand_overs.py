@@ -89,6 +89,7 @@ class Bench:
         """Add an engine."""
         labels = {"engine": name} if dialect == "vllm" else {"engine_type": role}
         info = {"kv_transfer": {"role": role, **more}} if role != BOTH or more else {}
+        info["cache_config"] = {"block_size": more.pop("block_size", "")}
         described = EngineInfo(name, dialect, {**labels, "model_name": "m"}, info)
         described.features = ["engine_core", "kv_transfer"] if dialect == "vllm" else []
         return self.registry.register(described)
@@ -316,6 +317,20 @@ def test_both_parts_are_joined(first: str, second: str) -> None:
     counted = decode.keyed[decode.layout.handler_slot("request_parts")]
     assert ("", "prefill_remote") not in counted
     assert counted["", "transfer"] == 2.0
+
+
+def test_prompts_that_are_computed_a_second_time() -> None:
+    """None of their KV has come, although they fill a block, and this engine has not cached them."""
+    bench = Bench()
+    engine = bench.engine("d", block_size="4")
+    prompts = [(4, 0, 0), (3, 0, 0), (4, 0, 4), (1, 8, 0), (9, 0, 0)]
+    for number, prompt in enumerate(prompts):
+        bench.apply(engine, *served(number, prompt, 2, RECEIVED))
+    bench.apply(engine, *served(9, (9, 0, 0), 2))
+
+    assert bench.total("sidestep_local_prefills_total") == 2
+    assert bench.of(engine, "sidestep_received_prompt_tokens_total") == 33
+    assert bench.of(engine, "sidestep_service_prompt_tokens_total") == 9
 
 
 def test_a_request_of_which_only_the_end_is_known() -> None:

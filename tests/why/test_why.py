@@ -187,9 +187,9 @@ async def test_both_parts_of_a_request(start: Start) -> None:
     )
     assert joined_line([received]) == ""
 
-    async with start() as first, start() as second:
-        urls = [each.url.removesuffix("/metrics") for each in (first, second)]
-        missing = await asyncio.to_thread(sidestep, "why", "--request", "k", *urls)
+    async with start() as exporter:
+        url = exporter.url.removesuffix("/metrics")
+        missing = await asyncio.to_thread(sidestep, "why", "--request", "k", url, url)
     one_line(missing, 2, "request k: none with this id or key has ended")
 
 

@@ -137,7 +137,7 @@ class EventHandlers(Handlers):
             check_events(item)
         tracker = self.registry.requests_of(engine)
         tracker.block_size = engine.block_size
-        tracker.outputs.role = engine.role
+        tracker.outputs.role, tracker.outputs.block_size = engine.role, engine.block_size
         tracker.outputs.external_is_cached = engine.external_is_cached
         reports = tracker.ended.reports
         reports.expected = bool(engine.feeds.front_ends)

@@ -111,6 +111,9 @@ _COLLECTED: tuple[Row, ...] = (
             "Prompt tokens that another engine has computed and counts, by where their KV came from"
             " here; local_compute is computed again, such as after a failed transfer.",
             own=("source",), closed=PROMPT_SOURCES, feature="kv_transfer"),
+    counter("sidestep_local_prefills_total", "local_prefills",
+            "Prompts that another engine had computed, and that this engine computed again, since none"
+            " of their KV was transferred.", feature="kv_transfer"),
     *cost(),
     *saturation(),
     REFUSED_OBSERVATIONS,

@@ -196,6 +196,7 @@ class Outcomes(msgspec.Struct):
         handed_over: Finish reasons of requests that another engine continues.
         handed_over_tokens: Tokens that these have generated, which the other engine generates again.
         received: Prompt tokens that another engine counts.
+        local_prefills: Prompts that another engine has computed, of which nothing has arrived.
     """
 
     iteration: IterationStats
@@ -217,6 +218,7 @@ class Outcomes(msgspec.Struct):
     handed_over: list[HandedOver] = []
     handed_over_tokens: int = 0
     received: PromptTokenStats = msgspec.field(default_factory=PromptTokenStats)
+    local_prefills: int = 0
 
     def of_tenant(self, tenant: str) -> TenantCounts:
         """Return the counts of a tenant."""

@@ -35,6 +35,7 @@ class OutputTracker:
         notes_gaps: Whether each request's longest gap is needed: for a record, or as an exemplar.
         role: The engine's role.
         external_is_cached: Whether prompt tokens from outside come from a cache.
+        block_size: Tokens of a KV block; 0: unknown.
         has_hand_overs: Whether there have been requests that another engine continues.
     """
 
@@ -51,6 +52,7 @@ class OutputTracker:
         self.notes_gaps = notes_gaps
         self.role = BOTH
         self.external_is_cached = self.has_hand_overs = False
+        self.block_size = 0
         self._requests = requests
         self._front_ends = front_ends
         self._parts = parts
@@ -130,6 +132,8 @@ class OutputTracker:
                 request.transfer = RECEIVED
             if request.transfer == RECEIVED:
                 received = prompt
+                # What fills no block is always computed here.
+                out.local_prefills += not prompt.external and prompt.computed >= self.block_size > 0
             if request.tenant:
                 counts = out.of_tenant(request.tenant)
                 counts.computed += prompt.computed - received.computed
