@@ -298,7 +298,7 @@ def test_both_parts_are_joined(first: str, second: str) -> None:
     bench = Bench()
     prefill, decode = bench.engine("p"), bench.engine("d")
     bench.apply(prefill, *served(1, (8, 0, 0), 1, HANDED_OVER, join=first, name="a-2"))
-    names = {"name": "a-2"} if not second else {"name": "other"}
+    names: dict[str, Any] = {"name": "other" if second else "a-2"}
     bench.apply(
         decode, *served(1, (0, 0, 8), 2, RECEIVED, join=second, start=4.5, waited=2.0, **names)
     )

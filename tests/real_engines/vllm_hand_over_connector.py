@@ -21,7 +21,7 @@ FETCH_SECONDS = 0.2
 BYTES = 4096
 
 
-class Fetches(KVConnectorMetadata):
+class Fetches(KVConnectorMetadata):  # type: ignore[misc]
     """Requests whose KV is to be fetched, with the names that they have at the other engine."""
 
     def __init__(self, fetched: dict[str, str], sent: list[str]) -> None:
@@ -29,7 +29,7 @@ class Fetches(KVConnectorMetadata):
         self.sent = sent
 
 
-class HandOverConnector(KVConnectorBase_V1):
+class HandOverConnector(KVConnectorBase_V1):  # type: ignore[misc]
     """Both sides of the connector, in scheduler and worker."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
