@@ -211,7 +211,7 @@ def test_a_clock_that_stepped_back_makes_no_time() -> None:
     (record,) = made.records().values()
     assert (record["ttft_seconds"], record["e2e_seconds"]) == (None, None)
     assert record["parts"] == {}
-    assert made.counted("request_parts") == {}
+    assert sum(made.counted("request_parts").values()) == 0.0
     assert record["objectives"] == {}
 
 

@@ -27,6 +27,7 @@ from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.registry import Accounting, Registry, Tracking
+from sidestep.metrics.request_parts import REQUEST_PARTS, TENANT_PARTS
 from sidestep.metrics.totals_codec import decode_totals
 from sidestep.protocol.iteration_stats import IterationStats, PromptTokenStats
 from sidestep.protocol.limits import OTHER
@@ -98,6 +99,13 @@ def assert_sums(engine: Engine) -> None:
         children = engine.keyed[engine.layout.find(name).slots[0]]
         assert sum(children.values()) == own, name
         assert all(value >= 0 for value in children.values()), name
+    own_parts, by_tenant = (
+        engine.keyed[engine.layout.handler_slot(name)] for name in (REQUEST_PARTS, TENANT_PARTS)
+    )
+    for part in {part for _, part in own_parts}:
+        own = sum(seconds for (_, each), seconds in own_parts.items() if each == part)
+        ours = sum(seconds for (each, _), seconds in by_tenant.items() if each == part)
+        assert ours == pytest.approx(own, abs=1e-6), part
 
 
 def with_tenants(events: Sequence[Event], names: Sequence[str]) -> list[Event]:

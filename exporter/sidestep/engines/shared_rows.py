@@ -9,9 +9,10 @@ from sidestep.catalog.prices import PARTS, PRICED
 from sidestep.catalog.row import ENGINE_LABELS, Computed, Handler, Row, Sampled, Source
 from sidestep.catalog.slo import SLO_HANDLERS, SLO_REQUESTS, SLO_UNDECIDED
 from sidestep.engines.row_builders import counter, gauge, histogram
-from sidestep.metrics.ended_counter import REQUEST_PARTS, SERVICE_E2E, SERVICE_TTFT
+from sidestep.metrics.ended_counter import SERVICE_E2E, SERVICE_TTFT
 from sidestep.metrics.hit_ratio_curves import HIT_RATIOS
 from sidestep.metrics.registry import COST, TENANT
+from sidestep.metrics.request_parts import REQUEST_PARTS, TENANT_PARTS
 from sidestep.protocol.request_events import LIMITS
 from sidestep.tracking.kv_blocks.lookups import REASONS
 
@@ -184,14 +185,19 @@ def service(
     )
 
 
-def request_parts(shared: tuple[str, ...] = ENGINE_LABELS, *, feature: str = "") -> Row:
-    """Return the row of where requests' time went, for a dialect that sends requests."""
+def request_parts(
+    shared: tuple[str, ...] = ENGINE_LABELS, *, feature: str = ""
+) -> tuple[Row, Row]:
+    """Return the rows of where requests' time went, for a dialect that sends requests."""
     made = counter("sidestep_request_part_seconds_total", Handler(REQUEST_PARTS),
                    "End-to-end latency of requests that ended, aborted ones included, divided into"
                    " parts that sum to it; time in the queue also by the limit that held meanwhile."
                    " Without requests whose beginning is unknown.", own=("limit", "part"),
                    shared=shared, feature=feature)
-    return dataclasses.replace(made, omits_empty_labels=True)
+    by_tenant = counter("sidestep_tenant_request_part_seconds_total", Handler(TENANT_PARTS),
+                        "End-to-end latency of requests that ended, divided into parts, by tenant.",
+                        own=("part", TENANT), shared=shared, feature=feature)
+    return dataclasses.replace(made, omits_empty_labels=True), by_tenant
 
 
 def lookups(shared: tuple[str, ...] = ENGINE_LABELS) -> tuple[Row, ...]:

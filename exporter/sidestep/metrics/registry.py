@@ -13,6 +13,7 @@ from sidestep.metrics.ended_counter import ended_counter
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.engine_state import Key, Number, SeriesSettings
 from sidestep.metrics.exposed_engines import ExposedEngines
+from sidestep.metrics.request_parts import part_counter
 from sidestep.metrics.step_limits import limit_seconds
 from sidestep.metrics.timeline import SECONDS, Timeline
 from sidestep.metrics.trackers import Trackers
@@ -23,6 +24,7 @@ from sidestep.tracking.requests.handovers import HandOvers
 from sidestep.tracking.requests.machine import RequestTracker
 from sidestep.tracking.requests.outcomes import RequestSink
 from sidestep.tracking.requests.parallel_samples import SampleGroups
+from sidestep.tracking.requests.parts import KEYS
 from sidestep.tracking.requests.settings import RequestSettings
 
 TENANT = "tenant"
@@ -153,6 +155,10 @@ class Registry(ExposedEngines):
             # An identity is a deployment's, followed by the engine's number.
             deployment = engine.id.rpartition("/")[0]
             sink = self.sink_of(engine)
+            count_parts = part_counter(engine)
+            if count_parts is not None:
+                # A rate needs a value before the first request.
+                count_parts(dict.fromkeys(KEYS, 0.0))
             trackers.requests = RequestTracker(
                 self.tracking.requests,
                 self.sample_groups,
@@ -209,8 +215,10 @@ class Registry(ExposedEngines):
         """Add the counts of a tenant to those of ``__other__``."""
         for engine in self:
             for children in _by_tenant(engine):
-                if (name,) in children:
-                    children[(OTHER,)] = children.get((OTHER,), 0) + children.pop((name,))
+                # The tenant is the last of the labels.
+                for key in [key for key in children if key[-1] == name]:
+                    other = (*key[:-1], OTHER)
+                    children[other] = children.get(other, 0) + children.pop(key)
                     self.touch(engine)
 
     def drop_tenants(self) -> None:
@@ -223,5 +231,5 @@ class Registry(ExposedEngines):
 def _by_tenant(engine: Engine) -> Iterator[dict[Key, Number]]:
     """Yield the children of the families by tenant."""
     for row, children in zip(engine.layout.keyed, engine.keyed, strict=True):
-        if row.own_labels == (TENANT,):
+        if row.own_labels[-1:] == (TENANT,):
             yield children

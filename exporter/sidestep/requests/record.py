@@ -14,6 +14,7 @@ from sidestep.protocol.messages import BOTH
 from sidestep.protocol.request_events import Identity
 from sidestep.tracking.requests.inflight import Request
 from sidestep.tracking.requests.outcomes import FAILED, EndedRequest
+from sidestep.tracking.requests.parts import PREFILL_REMOTE
 
 UNIDENTIFIED = Identity()
 DIGITS = 6
@@ -161,7 +162,7 @@ def make_record(engine: Engine, ended: EndedRequest, now: float) -> RequestRecor
         extra_tokens=request.extra_tokens,
         max_tokens=request.max_tokens if ended.max_tokens is None else ended.max_tokens,
         objectives=objectives_met(engine, ended, latencies(ended)) if has_objectives else {},
-        parts=_rounded_parts(ended.parts or {}),
+        parts=_rounded_parts(_with_remote(ended)),
         role=engine.role,
         transfer=TRANSFERS[transfer] if transfer < len(TRANSFERS) else "",
         join_key=identity.join,
@@ -201,6 +202,17 @@ def objectives_met(
     if objectives.availability:
         found[AVAILABILITY] = is_served
     return found
+
+
+def _with_remote(ended: EndedRequest) -> dict[str, float]:
+    """Return the parts of a request, with what the exporter knows of the engine before."""
+    parts = ended.parts or {}
+    if not ended.remote:
+        return parts
+    return {
+        PREFILL_REMOTE: ended.remote + parts.get(PREFILL_REMOTE, 0.0),
+        **{key: seconds for key, seconds in parts.items() if key != PREFILL_REMOTE},
+    }
 
 
 def _plus(seconds: float | None, more: float) -> float | None:

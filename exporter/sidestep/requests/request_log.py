@@ -16,6 +16,12 @@ import msgspec
 from sidestep.config.settings import Config
 from sidestep.errors import ConfigError
 from sidestep.metrics.engine import Engine
+from sidestep.metrics.engine_state import Key, Number
+from sidestep.metrics.request_parts import (
+    TENANT_PARTS,
+    add_parts_of_tenant,
+    begin_parts_by_tenant,
+)
 from sidestep.metrics.timeline import Timeline
 from sidestep.protocol.limits import OTHER
 from sidestep.protocol.request_events import Identity
@@ -171,12 +177,16 @@ class EngineRequests:
         """Slots of the counters of requests and tokens that met all objectives; empty without any."""
         self._by_tenant: list[int] = []
         """The same by tenant; empty if tenants are not counted."""
+        handled = engine.layout.handled
         if objectives:
-            handled = engine.layout.handled
             self._goodput = [handled[name].slots[0] for name in GOODPUT]
             self._count_goodput("", 0, 0)
             if tenants is not None:
                 self._begin_by_tenant()
+        self._parts_by_tenant: dict[Key, Number] | None = None
+        """Children of the counter of parts by tenant; None if tenants are not counted."""
+        if tenants is not None and TENANT_PARTS in handled:
+            self._parts_by_tenant = begin_parts_by_tenant(engine)
 
     def tenant(self, identity: Identity | None, adapter: str) -> str:
         """Return the tenant of a request that begins; empty if tenants are not counted."""
@@ -189,6 +199,9 @@ class EngineRequests:
             if all(met.values()):
                 tenant = "" if ended.request is None else ended.request.tenant
                 self._count_goodput(tenant, 1, output_tokens(ended))
+        if self._parts_by_tenant is not None and ended.parts:
+            tenant = "" if ended.request is None else ended.request.tenant
+            add_parts_of_tenant(self._parts_by_tenant, ended.parts, self._shown(tenant))
         if self._requests is not None:
             self._requests.add(self._engine, ended)
         if self._keeps_timeline:
@@ -208,10 +221,13 @@ class EngineRequests:
         values = self._engine.values
         for slot, count in zip(self._goodput, counts, strict=True):
             values[slot] = (values[slot] or 0) + count
-        key = (tenant,) if self._tenants is not None and tenant in self._tenants else (OTHER,)
+        key = (self._shown(tenant),)
         for slot, count in zip(self._by_tenant, counts, strict=False):
             children = self._engine.keyed[slot]
             children[key] = children.get(key, 0) + count
+
+    def _shown(self, tenant: str) -> str:
+        return tenant if self._tenants is not None and tenant in self._tenants else OTHER
 
     def lose(self, count: int) -> None:
         """Count requests that ended unseen."""

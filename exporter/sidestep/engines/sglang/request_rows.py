@@ -73,7 +73,7 @@ REQUESTS: tuple[Row, ...] = (
         shared=_T.shared,
     ),
     *shared_rows.service(REASONS, _BUCKETS, _T.shared),
-    shared_rows.request_parts(_T.shared),
+    *shared_rows.request_parts(_T.shared),
     *shared_rows.goodput(_T.shared),
     *shared_rows.tenants(_T.shared),
     *shared_rows.cost(_T.shared),

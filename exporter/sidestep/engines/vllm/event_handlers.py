@@ -22,13 +22,14 @@ from sidestep.engines.tenant_counters import TenantCounters, Total
 from sidestep.engines.vllm.rows import E2E, TTFT
 from sidestep.engines.vllm.service_counters import ServiceCounters
 from sidestep.engines.vllm.wire import FrontEndLatencies
-from sidestep.metrics.ended_counter import REQUEST_PARTS, SERVICE_E2E, SERVICE_TTFT
+from sidestep.metrics.ended_counter import SERVICE_E2E, SERVICE_TTFT
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.engine_state import Number
 from sidestep.metrics.exemplars import exemplar
 from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.recent_steps import RecentSteps
 from sidestep.metrics.registry import COST, Registry
+from sidestep.metrics.request_parts import REQUEST_PARTS, TENANT_PARTS
 from sidestep.metrics.timeline import Timeline
 from sidestep.metrics.trackers import Trackers
 from sidestep.protocol.block_events import BlockEvents
@@ -87,7 +88,7 @@ class EventHandlers(Handlers):
         *(f"kv_block_{name}" for name in BLOCK_HANDLERS), *BLOCK_COUNTERS.values(),
         "goodput_requests", "goodput_tokens", "tenant_goodput_requests", "tenant_goodput_tokens",
         "front_end_hop", "longest_preemption", "refused_requests", "requests_by_state",
-        "step_limit_seconds", "steps_by_limit", "untracked_requests", REQUEST_PARTS, COST,
+        "step_limit_seconds", "steps_by_limit", "untracked_requests", REQUEST_PARTS, TENANT_PARTS, COST,
         SERVICE_TTFT, SERVICE_E2E, *SERVICE_HANDLERS,
         *tenant_counters.HANDLERS, *lookup_counters.HANDLERS,
     }  # fmt: skip

@@ -135,7 +135,7 @@ TAPPED: tuple[Row, ...] = (
             " because no exporter was connected. Reason samples: some of a request's parallel"
             " samples may be missing, so their number is in no histogram.", own=("reason",),
             closed=UNTRACKED, feature=REQUEST_EVENTS),
-    request_parts(feature=REQUEST_EVENTS),
+    *request_parts(feature=REQUEST_EVENTS),
     *goodput(feature=REQUEST_EVENTS),
     counter("sidestep_kv_block_seconds_total", "held_micros",
             "KV blocks that requests held, times the seconds for which they were in the batch;"
