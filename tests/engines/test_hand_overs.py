@@ -315,7 +315,7 @@ def test_both_parts_are_joined(first: str, second: str) -> None:
     assert ttft == 3.5 + 3.0
     assert e2e == 3.5 + 5.0
     counted = decode.keyed[decode.layout.handler_slot("request_parts")]
-    assert ("", "prefill_remote") not in counted
+    assert counted["", "prefill_remote"] == 0.0
     assert counted["", "transfer"] == 2.0
 
 

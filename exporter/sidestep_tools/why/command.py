@@ -83,7 +83,7 @@ async def why(
         if isinstance(source, Path):
             reports += _reports(timeline := _only(from_file(source), question.engine))
         else:
-            async with _with_password(access).session() as session:
+            async with access.with_password().session() as session:
                 exporter = Exporter(session, source)
                 timeline = _only(await exporter.timeline(minutes), question.engine)
                 curves = {} if wants_requests else await exporter.curves()
@@ -112,7 +112,7 @@ async def write_trace(
     if isinstance(source, Path):
         timeline = from_file(source)
     else:
-        async with _with_password(access).session() as session:
+        async with access.with_password().session() as session:
             timeline = await Exporter(session, source).timeline(minutes)
     made = trace(_only(timeline, engine))
     _write(output, msgspec.json.encode(made))
@@ -124,10 +124,6 @@ def _write(path: Path, data: bytes) -> None:
         path.write_bytes(data)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
-
-
-def _with_password(access: Access) -> Access:
-    return access.with_password()
 
 
 def _only(timeline: Timeline, name: str) -> Timeline:
