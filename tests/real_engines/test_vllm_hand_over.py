@@ -138,7 +138,7 @@ async def test_service_counts_are_the_clients_books(vllm: VllmSite) -> None:
                     await running
                     await settled(exporters, books)
                 pages = await settled(exporters, books)
-                told = why("tenant0-204", *exporters)
+                told = why("cmpl-tenant0-204-0", *exporters)
     finally:
         for each in exporters:
             each.kill()
