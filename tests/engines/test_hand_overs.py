@@ -363,7 +363,10 @@ def tokenizer(number: int, tokens: int, **times: Any) -> Item:
 
 
 def test_sglang_by_role() -> None:
-    """Made from its sources: an engine for prefill only hands over, and one for decode only receives."""
+    """Made from its sources: an engine for prefill only hands over, and one for decode only receives.
+
+    On a CPU neither starts (0.5.23): prefill has no backend for it, and decode registers memory with CUDA.
+    """
     bench = Bench()
     roles = {
         role: bench.engine(role, role, dialect="sglang") for role in (PREFILL, DECODE, "unified")
