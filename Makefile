@@ -8,7 +8,7 @@ SOURCES := exporter adapters tests benchmarks chaos fuzz
 # Hundreds of tests start a Python process, which begins sooner with its modules compiled.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo compose test test-all quick check lint fix bench chaos fuzz docs site screens golden test-engines vllm-sources test-otlp test-lowest deploy-test image-test tools clean
+.PHONY: demo compose test test-all quick check lint fix bench chaos fuzz docs site screens golden test-engines vllm-sources test-otlp test-lowest deploy-test image-test dist dist-test tools clean
 
 demo: $(STAMP)
 	$(BIN)/sidestep demo
@@ -29,7 +29,7 @@ quick: $(STAMP)
 # With the long forms of tests, such as all mutants and installations on other Pythons, and ten times the
 # examples of properties.
 test-all: $(STAMP) tools
-	$(BIN)/pytest -n 3 --dist loadfile --hypothesis-profile long -m "not engine and not image and not otlp"
+	$(BIN)/pytest -n 3 --dist loadfile --hypothesis-profile long -m "not dist and not engine and not image and not otlp"
 
 check: $(STAMP) lint
 	$(BIN)/python tools/docs.py --check
@@ -111,9 +111,18 @@ deploy-test: $(STAMP)
 	tools/setup_deploy.sh build/deploy
 	$(BIN)/pytest tests/deploy
 
-# The image, built by buildah on Debian's debootstrap and run: as root, minutes.
+# The image, built by buildah on a base of Debian's packages and run: as root, minutes.
 image-test: $(STAMP)
 	$(BIN)/pytest -m image -s --timeout 900 tests/deploy/test_image.py
+
+# All that a release consists of, in dist/: as root on Debian, minutes. DIST="packages charts" builds parts.
+dist: $(STAMP)
+	$(BIN)/python -m tools.dist $(DIST)
+
+# What is in dist/, installed and run; nothing of the checkout is used but the tests.
+dist-test: $(STAMP)
+	tools/setup_debian.sh debootstrap=debootstrap podman=podman runc=runc man-db=man mandoc=mandoc
+	$(BIN)/pytest -m dist --timeout 900 tests/dist
 
 tools:
 	tools/setup_debian.sh prometheus=promtool chromium=chromium tmux=tmux
@@ -125,4 +134,4 @@ $(STAMP): pyproject.toml tools/setup_python.sh
 	touch $@
 
 clean:
-	rm -rf $(VENV) build .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

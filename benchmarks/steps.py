@@ -23,13 +23,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from sidestep.app.demo import recording
+from benchmarks.stat_logger_calls import DATA, calls, to_objects
 from sidestep.catalog.buckets import one_two_five
 from sidestep.engines.vllm import wire
 from sidestep.protocol import iteration_stats
 from sidestep.protocol.messages import EngineInfo
-from sidestep_adapters.recording.calls import calls, to_objects
-from sidestep_adapters.recording.format import lines, opened
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 MAX_MODEL_LEN = 8192
@@ -71,10 +69,8 @@ class Steps:
 
     def __init__(self, *, real: bool = False, spread: str = "recorded") -> None:
         make = _real() if real else _stand_in()
-        path = recording("vllm-0.32.jsonl.gz")
-        with opened(path) as file:
-            found = calls(path, lines(path, file))
-            records = [call.fields for call in found if call.name == "record"]
+        found = calls(DATA / "iterations_main.jsonl.gz")
+        records = [call.fields for call in found if call.name == "record"]
         self.schedulers = [_build(record["scheduler_stats"], make) for record in records]
         steps = [_build(r["iteration_stats"], make) for r in records if r["iteration_stats"]]
         self._random = Random(1)

@@ -83,6 +83,31 @@ def test_a_usage_error_is_one_line(command: str, message: str) -> None:
     one_line(sidestep(*command.split()), 2, message)
 
 
+def test_a_configuration_is_checked_without_a_start(tmp_path: Path) -> None:
+    """Each value that is set has a line with its origin ; files that settings name are read."""
+    file = tmp_path / "sidestep.toml"
+    file.write_text(
+        '[web]\nlisten-address = "192.0.2.1:1"\n[buckets]\ntime_to_first_token = [1, 2]\n'
+    )
+    flags = ("--config.file", file, "--scrape", "http://127.0.0.1:1/metrics")
+    done = sidestep(
+        "serve", "--check", *flags, SIDESTEP_LOG_LEVEL="debug", SIDESTEP_SHUTDOWN_LINGER=""
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.splitlines()) == [
+        f"buckets of time_to_first_token ({file})",
+        "log.level debug (SIDESTEP_LOG_LEVEL)",
+        "scrape http://127.0.0.1:1/metrics (--scrape)",
+        f"web.listen-address 192.0.2.1:1 ({file}: web.listen-address)",
+    ]
+    assert sidestep("serve", "--check", SIDESTEP_SHUTDOWN_LINGER="").stdout.startswith(
+        "every setting"
+    )
+    one_line(sidestep("serve", "--check", "--web.config.file", "/no/such/file"), 2, "cannot read")
+    one_line(sidestep("serve", "--check", "--log.level", "loud"), 2, "must be one of")
+
+
 def test_sidestep_alone_prints_its_help() -> None:
     """Each command has one line, at the width of a terminal of 80 columns."""
     done = sidestep()

@@ -285,7 +285,6 @@ def test_a_long_line_takes_little_memory(tmp_path: Path, is_gzip: bool) -> None:
         (b"sidestep recording 1\n123", "cut short at byte 21"),
         (b"sidestep recording 1\n\0\0\0\3\x91\xa1\r", "damaged at byte 21: Invalid value '?'"),
         (gzip.compress(b"sidestep recording 1\n" * 99, mtime=0)[:-9], "is cut short or damaged"),
-        (b'{"call": "__init__", "instance": 1}\n', "stat-logger calls has no lookups"),
         (b'["load", 58, ["LoadStat", 0]]\n', "line 1 is not a batch of KV events"),
         (b'["", 6, {"version": 1}]\n', "line 1 is not a batch of KV events: no list of events"),
         (b'[1.0, [{"type": "BlockStored"}]]', "an event has neither a kind nor hashes"),

@@ -1,31 +1,36 @@
 #!/bin/sh
-# Build deploy/Dockerfile without a registry: build_image.sh STORAGE. As root on Debian: the base is made by debootstrap.
-# Prints the two images' names; STORAGE holds the base's file system and buildah's own.
+# Build deploy/Dockerfile without a registry: build_image.sh STORAGE [SOURCE]. As root on Debian: the base is made by mmdebstrap.
+# Prints the two images' names; STORAGE holds the base's file system and buildah's own. SOURCE is this checkout, or a copy of it.
+# All times in the images are that of the last commit, so that two builds are equal while Debian's packages are.
 set -eu
 storage=$1
 here=$(cd "$(dirname "$0")/.." && pwd)
-"$here/tools/setup_debian.sh" buildah=buildah debootstrap=debootstrap
+source=${2:-$here}
+"$here/tools/setup_debian.sh" buildah=buildah mmdebstrap=mmdebstrap
 mkdir -p "$storage"
+SOURCE_DATE_EPOCH=$(git -C "$here" log -1 --format=%ct)
+export SOURCE_DATE_EPOCH
 rootfs=$storage/base.tar
 if [ ! -e "$rootfs" ]; then
-    work=$(mktemp -d)
-    trap 'rm -rf "$work"' EXIT
-    debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates bookworm "$work" >"$storage/debootstrap.log" 2>&1
-    rm -rf "$work"/var/cache/apt/*.bin "$work"/var/cache/apt/archives/*.deb "$work"/var/lib/apt/lists/*
-    # What this host needs to reach PyPI, so does the build.
-    cp /etc/ssl/certs/ca-certificates.crt "$work/etc/ssl/certs/"
-    printf '[global]\ncert = /etc/ssl/certs/ca-certificates.crt\n' >"$work/etc/pip.conf"
-    tar -C "$work" -cf "$rootfs.new" .
-    mv "$rootfs.new" "$rootfs"
+    # Compiled modules hold their source's time, which layers change; a changed time would have them compiled at each start.
+    # shellcheck disable=SC2016 # mmdebstrap's own $1
+    mmdebstrap --quiet --variant=essential --include=python3,python3-venv,ca-certificates \
+        --customize-hook='chroot "$1" python3 -m compileall -q -f --invalidation-mode unchecked-hash /usr/lib/python3 /usr/lib/python3.*' \
+        bookworm "$rootfs.new.tar" >"$storage/mmdebstrap.log" 2>&1
+    mv "$rootfs.new.tar" "$rootfs"
 fi
 build() {
     buildah --root "$storage/root" --runroot "$storage/run" --storage-driver vfs \
-        bud --isolation chroot --pull-never --quiet "$@" >/dev/null
+        bud --isolation chroot --pull-never --quiet --timestamp "$SOURCE_DATE_EPOCH" "$@" >/dev/null
 }
-base=localhost/sidestep-test-base image=localhost/sidestep-test
+base=localhost/sidestep-base image=localhost/sidestep
 printf 'FROM scratch\nADD base.tar /\n' >"$storage/Dockerfile"
 [ -e "$storage/base.made" ] || build --file "$storage/Dockerfile" --tag "$base" "$storage"
 touch "$storage/base.made"
-revision=$(git -C "$here" rev-parse HEAD 2>/dev/null || echo unknown)
-build --build-arg BASE="$base" --build-arg REVISION="$revision" --file "$here/deploy/Dockerfile" --tag "$image" "$here"
+# The certificates that this host trusts, while pip runs.
+certificates=/etc/ssl/certs/ca-certificates.crt
+build --build-arg BASE="$base" --build-arg REVISION="$(git -C "$here" rev-parse HEAD)" \
+    --build-arg VERSION="$(sed -n 's/^__version__ = "\(.*\)"/\1/p' "$source/exporter/sidestep/__init__.py")" \
+    --build-arg PIP_CERT=$certificates --volume $certificates:$certificates:ro \
+    --file "$source/deploy/Dockerfile" --tag "$image" "$source"
 echo "$base" "$image"

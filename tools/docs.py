@@ -1,7 +1,7 @@
 """Write the documents, and parts of documents, that follow from tables in the code.
 
 docs/metrics.md and docs/metrics/ are written as a whole. In docs/configuration.md, docs/doctor.md,
-docs/tuning.md, README.md, docs/architecture.md and docs/protocol.md only the part between two comments is written. ``--check`` writes nothing:
+docs/tuning.md, docs/compatibility.md, README.md, docs/architecture.md and docs/protocol.md only the part between two comments is written. ``--check`` writes nothing:
 it compares, follows every link inside the repository, and refuses pages that docs/README.md does not list.
 """
 
@@ -34,31 +34,31 @@ from sidestep.protocol import receiver
 from sidestep.protocol.stream import StreamState
 from sidestep.telemetry.rows import ROWS as SELF_ROWS
 from sidestep_tools.doctor.codes import SECTIONS
+from sidestep_tools.doctor.environment import ENGINES
+from sidestep_tools.run import SHUTDOWN_TIMEOUT_SINCE, STATISTICS_SINCE
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 TEXTS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
     ROOT / "CHANGELOG.md",
     ROOT / "benchmarks" / "README.md",
     *sorted(DOCS.glob("**/*.md")),
 ]
+TESTED = {"vllm": "0.32", "sglang": "0.5.23"}
+"""Releases that tools/setup_vllm.sh and tools/setup_sglang.sh install for the tests of real engines."""
 PERFORMANCE = "docs/performance.md"
 END = "<!-- until here. -->\n"
 LOOP = "The loop of vLLM's API server: what statistics cost it"
-FIGURES = (
-    (LOOP, "64 requests: left of vLLM's cost, loop", "64 requests, on the event loop"),
-    (LOOP, "256 requests: left of vLLM's cost, loop", "256 requests"),
-    (LOOP, "1,024 requests: left of vLLM's cost, loop", "1,024 requests"),
-    (LOOP, "256 requests, streaming: left of vLLM's cost, loop", "256 requests, streaming"),
-    (
-        LOOP,
-        "256 requests: left of vLLM's cost, process",
-        "256 requests, with sidestep's thread in the process",
-    ),
-)
-"""Rows of README.md: their topic and name in docs/performance.md, and their name in README.md."""
+FIGURES = ("64 requests", "256 requests", "1,024 requests", "256 requests, streaming")
+MODES = {
+    "no metrics": "no statistics",
+    "vLLM's own": "vLLM's own metrics",
+    "with sidestep": "plugin instead",
+}
+"""Rows of README.md's table, and its columns: their names in docs/performance.md begin and end so."""
 CORE = (
     "Only with the tap, see [vllm-core.md](../vllm-core.md).\n"
     "The core reports `sidestep_engine_process_*` of itself and of its workers, and each API server its own.\n\n"
@@ -248,9 +248,11 @@ def scraped() -> str:
 
 
 def table(rows: list[Row]) -> str:
-    """Return a table of families."""
-    text = "| Name | Kind | Labels | Meaning | From | Shown | Since | Combined |\n"
-    text += "|---|---|---|---|---|---|---|---|\n"
+    """Return a table of families, with ``...`` for the labels that most of them have."""
+    usual = Counter(row.labels for row in rows).most_common(1)[0][0] if rows else ()
+    text = f"`...` stands for {labels(usual)}.\n\n"
+    text += "| Name | Kind | Labels | Meaning | From | Shown | Combined |\n"
+    text += "|---|---|---|---|---|---|---|\n"
     for row in rows:
         shown = f"`{row.feature}`" if row.feature else "always"
         values = (
@@ -258,10 +260,17 @@ def table(rows: list[Row]) -> str:
         )
         buckets = f" Buckets: `{row.buckets}`." if row.buckets else ""
         text += (
-            f"| `{row.name}` | {row.kind} | {labels(row.labels)} | {row.exposed_help}{values}"
-            f"{buckets} | {source(row)} | {shown} | {row.since or '-'} | {combined(row)} |\n"
+            f"| `{row.name}` | {row.kind} | {labels(shortened(row, usual))} | {row.exposed_help}{values}"
+            f"{buckets} | {source(row)} | {shown} | {combined(row)} |\n"
         )
     return text + "\n"
+
+
+def shortened(row: Row, usual: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the labels of a row, with ``...`` in place of the usual ones if it has all of them."""
+    if not usual or not set(usual) <= {*row.labels}:
+        return row.labels
+    return ("...", *(name for name in row.labels if name not in usual))
 
 
 def legacy(rows: list[Row]) -> str:
@@ -352,11 +361,12 @@ def readme() -> str:
             found[topic, cells[0]] = cells
         elif line.startswith("Measured "):
             measured[topic] = line
-    table = "| CPU time of vLLM's API server | Left of what vLLM's own metrics cost |\n|---|---|\n"
-    for topic, row, name in FIGURES:
-        left = found[topic, row][2].strip("()")
-        table += f"| {name} | {left} |\n"
-    return written(ROOT / "README.md", PERFORMANCE, f"{measured[FIGURES[0][0]]}\n\n{table}")
+    table = f"| us a token | {' | '.join(MODES)} |\n|---|{'---|' * len(MODES)}\n"
+    for load in FIGURES:
+        cells = [found[LOOP, f"{load}: {row}"][2] for row in MODES.values()]
+        times = [re.sub(r".*\(([\d.]+) us a token\)", r"\1", cell) for cell in cells]
+        table += f"| {load} | {' | '.join(times)} |\n"
+    return written(ROOT / "README.md", PERFORMANCE, f"{measured[LOOP]}\n\n{table}")
 
 
 def architecture() -> str:
@@ -475,8 +485,29 @@ def doctor() -> str:
         text += f"## {title}\n\n{usage}\n\n"
         for code in codes:
             text += f"### {code.code}\n\n**{code.title}** ({code.severity}).\n"
-            text += f"{code.cause}\n\n*What to do:* {code.remedy}\n\n"
+            text += f"{code.cause}\n\n*Mend:* {code.remedy}\n\n"
     return written(path, "exporter/sidestep_tools/doctor/codes.py", text)
+
+
+def compatibility() -> str:
+    """Return docs/compatibility.md from the supported ranges, and from the rows that name a release."""
+    text = "| Engine | From | Up to | Tested with each change |\n|---|---|---|---|\n"
+    for engine in ENGINES:
+        first, last = (".".join(map(str, each)) for each in (engine.first, engine.last))
+        text += f"| {engine.title} | {first} | {last} | {TESTED[engine.package]} |\n"
+    text += "\n| From vLLM | There is |\n|---|---|\n"
+    found = {
+        SHUTDOWN_TIMEOUT_SINCE: "`--shutdown-timeout`, without which the tap and several API servers lose their last items"
+    }
+    found[STATISTICS_SINCE] = "mode `instead` without any statistics on vLLM's loop"
+    for row in DIALECTS["vllm"].rows:
+        if row.since:
+            release = tuple(map(int, row.since.split(".")))
+            found[release] = ", ".join(filter(None, (found.get(release), f"`{row.name}`")))
+    for release, what in sorted(found.items()):
+        text += f"| {'.'.join(map(str, release))} | {what} |\n"
+    source = "exporter/sidestep_tools/doctor/environment.py and the rows"
+    return written(DOCS / "compatibility.md", source, text)
 
 
 def tuning() -> str:
@@ -508,6 +539,7 @@ def main() -> int:
         **metrics(),
         DOCS / "configuration.md": configuration(),
         DOCS / "doctor.md": doctor(),
+        DOCS / "compatibility.md": compatibility(),
         DOCS / "tuning.md": tuning(),
         ROOT / "README.md": readme(),
         DOCS / "architecture.md": architecture(),

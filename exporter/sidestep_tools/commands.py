@@ -5,36 +5,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import click
 
+from sidestep import __version__
 from sidestep.diagnosis.finding import SEVERITIES, Severity
 from sidestep.protocol.limits import COUNT_LIMIT
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+# Options are laid out by hand, as rows of tables are: names above text.
+# fmt: off
 ACCESS = (
-    click.option(
-        "-u",
-        "--user",
-        default="",
-        metavar="USER[:PASSWORD]",
-        help="Log in. Without a password here, SIDESTEP_PASSWORD has it, or you type it.",
-    ),
-    click.option(
-        "-H",
-        "--header",
-        multiple=True,
-        metavar="LINE",
-        help="A header of every request, such as 'Authorization: Bearer TOKEN'; repeatable.",
-    ),
-    click.option(
-        "--cacert",
-        default="",
-        metavar="FILE",
-        help="Trusted certificates, instead of the system's.",
-    ),
+    click.option("-u", "--user", default="", metavar="USER[:PASSWORD]",
+                 help="Log in. Without a password here, SIDESTEP_PASSWORD has it, or you type it."),
+    click.option("-H", "--header", multiple=True, metavar="LINE",
+                 help="A header of every request, such as 'Authorization: Bearer TOKEN'; repeatable."),
+    click.option("--cacert", default="", metavar="FILE",
+                 help="Trusted certificates, instead of the system's."),
     click.option("--cert", default="", metavar="FILE", help="The client's certificate."),
     click.option("--key", default="", metavar="FILE", help="The key of the client's certificate."),
     click.option("-k", "--insecure", is_flag=True, help="Trust every certificate."),
@@ -52,13 +41,8 @@ def _access(command: Command) -> Command:
 @click.command(short_help="Show engines at the terminal.")
 @click.argument("urls", nargs=-1, metavar="[URL]...")
 @click.option("--discover", is_flag=True, help="Ask the usual ports of this machine as well.")
-@click.option(
-    "--interval",
-    default=1.0,
-    show_default=True,
-    type=click.FloatRange(0.5, 3600),
-    help="Seconds between two requests.",
-)
+@click.option("--interval", default=1.0, show_default=True, type=click.FloatRange(0.5, 3600),
+              help="Seconds between two requests.")
 @click.option("--once", is_flag=True, help="Print a table once, after two requests.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON once, after two requests.")
 @_access
@@ -86,55 +70,25 @@ def top(
 
 @click.command(short_help="Check an installation and say what is wrong.")
 @click.argument("urls", nargs=-1, metavar="[URL]...")
-@click.option(
-    "--manifest",
-    "manifests",
-    multiple=True,
-    metavar="FILE|DIR|-",
-    type=click.Path(exists=True, allow_dash=True),
-    help="Check Kubernetes manifests, rendered by helm or kustomize or printed by kubectl; repeatable.",
-)
-@click.option(
-    "--environment",
-    is_flag=True,
-    help="Check the packages and variables that an engine started here would have.",
-)
-@click.option(
-    "--endpoint",
-    "endpoints",
-    multiple=True,
-    metavar="ENDPOINT",
-    help="Check an exporter's ingest endpoint, by connecting as an engine does; repeatable.",
-)
-@click.option(
-    "--dashboard",
-    "dashboards",
-    multiple=True,
-    metavar="FILE",
-    help="Check the queries of a dashboard of Grafana or Perses; repeatable.",
-)
-@click.option(
-    "--rules",
-    multiple=True,
-    metavar="FILE",
-    help="Check the queries of a rule file of Prometheus; repeatable.",
-)
-@click.option(
-    "--engine-page",
-    "pages",
-    multiple=True,
-    metavar="URL|FILE",
-    help="Check a metrics page, of an engine or an exporter; with --dashboard or --rules, compare the"
-    " queries with it. Repeatable.",
-)
+@click.option("--manifest", "manifests", multiple=True, metavar="FILE|DIR|-",
+              type=click.Path(exists=True, allow_dash=True),
+              help="Check Kubernetes manifests, rendered by helm or kustomize or printed by kubectl;"
+                   " repeatable.")
+@click.option("--environment", is_flag=True,
+              help="Check the packages and variables that an engine started here would have.")
+@click.option("--endpoint", "endpoints", multiple=True, metavar="ENDPOINT",
+              help="Check an exporter's ingest endpoint, by connecting as an engine does; repeatable.")
+@click.option("--dashboard", "dashboards", multiple=True, metavar="FILE",
+              help="Check the queries of a dashboard of Grafana or Perses; repeatable.")
+@click.option("--rules", multiple=True, metavar="FILE",
+              help="Check the queries of a rule file of Prometheus; repeatable.")
+@click.option("--engine-page", "pages", multiple=True, metavar="URL|FILE",
+              help="Check a metrics page, of an engine or an exporter; with --dashboard or --rules,"
+                   " compare the queries with it. Repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option(
-    "--fail-on",
-    type=click.Choice(SEVERITIES),
-    default="error",
-    show_default=True,
-    help="Exit with 1 if there is a finding of this severity or a higher one; with 2 for errors.",
-)
+@click.option("--fail-on", type=click.Choice(SEVERITIES), default="error", show_default=True,
+              help="Exit with 1 if there is a finding of this severity or a higher one; with 2 for"
+                   " errors.")
 @_access
 def doctor(
     urls: tuple[str, ...],
@@ -151,9 +105,9 @@ def doctor(
 ) -> int:
     """Check an installation, and say what is wrong and how to mend it.
 
-    URL is an exporter's address; without any source, the exporter on this machine is checked.
-    docs/doctor.md describes every code. The exit code is 2 with errors, 1 with findings of the
-    severity of --fail-on or above, else 0.
+    URL is the address of an exporter, or of an engine, whose own metrics page is then checked; without
+    any source, the exporter on this machine. docs/doctor.md describes every code. The exit code is 2
+    with errors, 1 with findings of the severity of --fail-on or above, else 0.
     """
     from sidestep_tools.doctor.command import Sources, run
     from sidestep_tools.web_client.access import Access
@@ -170,16 +124,61 @@ def doctor(
     return asyncio.run(run(sources, Access(**access), as_json=as_json, fail_on=fail_on))
 
 
-MINUTES = click.option(
-    "--minutes",
-    default=10,
+@click.command(
+    short_help="Start an engine with what sidestep needs.",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.option("--tap", is_flag=True, help="Tap the scheduler in vLLM's core as well.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def run(*, tap: bool, command: tuple[str, ...]) -> None:
+    """Start an engine by COMMAND, such as `vllm serve MODEL`, with what sidestep needs.
+
+    Standard error says which variables and options are set, and why; those that you have set stay.
+    The engine then replaces this process.
+    """
+    from sidestep_tools.run import run as start
+
+    start(command, tap=tap)
+
+
+@click.command(short_help="Add the exporter to the engines of Kubernetes manifests.")
+@click.option(
+    "-f",
+    "--filename",
+    "file",
+    metavar="FILE",
+    default="-",
+    type=click.File("rb"),
+    help="Manifests; standard input by default.",
+)
+@click.option(
+    "--image", default=f"sidestep:{__version__}", show_default=True, help="Image of the exporter."
+)
+@click.option(
+    "--mode",
+    default="beside",
     show_default=True,
-    type=click.IntRange(1, 10),
-    help="Look at so many of an exporter's last minutes.",
+    type=click.Choice(("beside", "instead")),
+    help="instead: sidestep counts in the engine's place, whose own page loses its families.",
 )
-ENGINE = click.option(
-    "--engine", default="", metavar="NAME", help="Look only at the engine of this name or identity."
-)
+@click.option("--diff", is_flag=True, help="Print what is added, as a unified diff.")
+def inject(*, file: BinaryIO, image: str, mode: str, diff: bool) -> None:
+    """Print manifests with the exporter beside each vLLM and SGLang, and the plugin in it.
+
+    It reads what `helm template`, `kubectl kustomize` or you have written, and can be Helm's post-renderer
+    or an exec function of kustomize. Documents without an engine are printed as they are; a workload with
+    the label sidestep/inject: "false" is left unchanged, and so is one that has an exporter.
+    """
+    from sidestep_tools.inject.command import run
+
+    text = file.read().decode(errors="replace")
+    run(file.name, text, image=image, mode=mode, diff=diff)
+
+
+MINUTES = click.option("--minutes", default=10, show_default=True, type=click.IntRange(1, 10),
+                       help="Look at so many of an exporter's last minutes.")
+ENGINE = click.option("--engine", default="", metavar="NAME",
+                      help="Look only at the engine of this name or identity.")
 
 
 @click.command(short_help="Say why requests are slow, and what to change.")
@@ -192,13 +191,8 @@ ENGINE = click.option(
     help="Show all parts of a request, whichever of the exporters has them.",
 )
 @click.option("--slowest", metavar="N", type=click.IntRange(1), help="Show the N slowest requests.")
-@click.option(
-    "--from",
-    "file",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Read records of requests, or a recording, instead of an exporter.",
-)
+@click.option("--from", "file", metavar="FILE", type=click.Path(path_type=Path),
+              help="Read records of requests, or a recording, instead of an exporter.")
 @ENGINE
 @MINUTES
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -236,14 +230,8 @@ def why(
 
 @click.command(short_help="Write the last minutes as a trace for Perfetto and Chrome.")
 @click.argument("source", metavar="[URL|FILE]", default="")
-@click.option(
-    "-o",
-    "--output",
-    required=True,
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="File to write, such as trace.json.",
-)
+@click.option("-o", "--output", required=True, metavar="FILE", type=click.Path(path_type=Path),
+              help="File to write, such as trace.json.")
 @ENGINE
 @MINUTES
 @_access
@@ -280,33 +268,15 @@ def _capacities(_context: click.Context, _option: click.Parameter, text: str) ->
 
 @click.command(short_help="Show the hit ratio of a prefix cache over its size.")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option(
-    "--sample-rate",
-    default=0.01,
-    show_default=True,
-    type=click.FloatRange(0, 1, min_open=True),
-    help="Share of the blocks to sample, if there are more than 8192; 1: all of them.",
-)
-@click.option(
-    "--capacity",
-    "capacities",
-    metavar="N,N,...",
-    callback=_capacities,
-    default="",
-    help="Sizes of the cache, in blocks. [unset: 1/64 to all of the distinct blocks]",
-)
-@click.option(
-    "--block-size",
-    metavar="TOKENS",
-    type=click.IntRange(1),
-    help="Tokens in a block, for a column of tokens.",
-)
-@click.option(
-    "--plot",
-    metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="Write the curve as SVG to a file whose name ends with .svg.",
-)
+@click.option("--sample-rate", default=0.01, show_default=True,
+              type=click.FloatRange(0, 1, min_open=True),
+              help="Share of the blocks to sample, if there are more than 8192; 1: all of them.")
+@click.option("--capacity", "capacities", metavar="N,N,...", callback=_capacities, default="",
+              help="Sizes of the cache, in blocks. [unset: 1/64 to all of the distinct blocks]")
+@click.option("--block-size", metavar="TOKENS", type=click.IntRange(1),
+              help="Tokens in a block, for a column of tokens.")
+@click.option("--plot", metavar="FILE", type=click.Path(path_type=Path),
+              help="Write the curve as SVG to a file whose name ends with .svg.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def whatif(
     file: Path,
@@ -338,22 +308,12 @@ def whatif(
 @click.command(short_help="Compare two runs: load, latencies, throughput.")
 @click.argument("a")
 @click.argument("b")
-@click.option(
-    "--threshold",
-    default=5.0,
-    show_default=True,
-    metavar="PERCENT",
-    type=click.FloatRange(0),
-    help="A latency is worse if the whole interval of its change lies above this.",
-)
-@click.option(
-    "--load-tolerance",
-    default=20.0,
-    show_default=True,
-    metavar="PERCENT",
-    type=click.FloatRange(0),
-    help="Load is another one if its mean changes by more than this.",
-)
+@click.option("--threshold", default=5.0, show_default=True, metavar="PERCENT",
+              type=click.FloatRange(0),
+              help="A latency is worse if the whole interval of its change lies above this.")
+@click.option("--load-tolerance", default=20.0, show_default=True, metavar="PERCENT",
+              type=click.FloatRange(0),
+              help="Load is another one if its mean changes by more than this.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @_access
 def compare(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 from typing import TypeGuard
 
 UNKNOWN = "--"
@@ -48,6 +49,14 @@ def age(seconds: float | None) -> str:
         return duration(seconds)
     whole = round(seconds)
     return _minutes(whole) if whole >= MINUTE else f"{whole}s"
+
+
+def cells_of(text: str) -> int:
+    """Return the cells that a text takes at the terminal: a wide character two, an accent none."""
+    return sum(
+        0 if unicodedata.combining(each) else 1 + (unicodedata.east_asian_width(each) in "WF")
+        for each in text
+    )
 
 
 def _known(value: float | None) -> TypeGuard[float]:

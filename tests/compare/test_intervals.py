@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from request_runs import run
 from sidestep.catalog.buckets import DEFAULTS
-from sidestep.metrics.quantile import histogram_quantile
+from sidestep.exposition.live.history import histogram_quantile
 from sidestep_tools.compare.measurement import (
     Buckets,
     Estimate,

@@ -20,7 +20,6 @@ from manifests import (
     tool,
 )
 from schemas import validate
-from sidestep import __version__
 
 
 def of_kind(found: list[Resource], kind: str) -> list[Resource]:
@@ -49,14 +48,6 @@ def library_values(directory: Path, **given: object) -> Path:
     file = directory / "values.yaml"
     file.write_text(yaml.safe_dump({"sidestep-lib": given}))
     return file
-
-
-def test_charts_have_this_releases_version() -> None:
-    """Both charts and their images have this release's version."""
-    for chart in (LIBRARY, CHART):
-        described = values(chart / "Chart.yaml")
-        assert (described["version"], described["appVersion"]) == (__version__, __version__)
-    assert values(LIBRARY / "values.yaml")["image"]["tag"] == __version__
 
 
 def test_the_library_injects_what_the_component_injects(tmp_path: Path) -> None:

@@ -138,7 +138,7 @@ def test_the_image_is_small(image: str) -> None:
     """The image adds at most ``LIMIT_MB`` to its base."""
     base, built = (
         sum(one.lstat().st_blocks for one in path.rglob("*")) * 512 / 1e6
-        for path in _mounted("localhost/sidestep-test-base", image)
+        for path in _mounted("localhost/sidestep-base", image)
     )
     print(f"\n{built - base:.0f} MB over its base of {base:.0f} MB")
 

@@ -8,7 +8,6 @@ import subprocess
 import pytest
 
 from manifests import ROOT, Resource, defaults, named, settings, template, tool
-from sidestep import __version__
 from sidestep.config.settings import SETTINGS
 
 SIDECAR = named(template()["initContainers"], "sidestep")
@@ -118,14 +117,6 @@ def test_the_sidecar_starts_before_the_engine_and_ends_after_it() -> None:
     # Kubernetes counts a sidecar's readiness for the pod, and runs hooks too early.
     assert not {"lifecycle", "readinessProbe"} & SIDECAR.keys()
     assert settings(SIDECAR, defaults()).shutdown_linger == 16.0
-
-
-def test_images_have_this_releases_version() -> None:
-    """Images have this release's version."""
-    images = {SIDECAR["image"], PLUGIN["image"]}
-
-    assert images == {f"sidestep:{__version__}"}
-    assert f"ARG VERSION={__version__}\n" in DOCKERFILE
 
 
 def test_hadolint_finds_nothing() -> None:

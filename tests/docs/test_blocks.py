@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from exporters import page_of_engine
+from growing_page import growing_page
 from manifests import TOOLS, defaults, named, resources, settings
 from markdown_blocks import Block, blocks, inline_code
 from promtool import PROMTOOL
@@ -73,53 +75,56 @@ def run(reader: Machine, block: Block) -> None:
             reader.until(command, output.splitlines())
     elif block.language in ("yaml", "ini"):
         reader.save(block.text)
-    else:
+    elif block.language != "mermaid":
         pytest.fail(f"{block}: nothing checks a block of {block.language or 'no language'}")
 
 
 def test_the_readmes_blocks_run(reader: Machine) -> None:
-    """A reader without a GPU comes from a clone to engines that are connected, of vLLM and of SGLang."""
-    for block in blocks(README):
-        run(reader, block)
+    """A reader looks at an engine that runs, and then connects one of vLLM and one of SGLang."""
+    with growing_page(page_of_engine("page_main")) as url:
+        reader.page_port = int(url.rpartition(":")[2].removesuffix("/metrics"))
+        for block in blocks(README):
+            run(reader, block)
     shown = (
         "curl -s http://127.0.0.1:9857/metrics | grep -E '^(sidestep_engine_up|sglang:realtime)'"
     )
     reader.until(shown, [
         'sidestep_engine_up{engine="0",model_name="MODEL",origin=""} 1.0',
-        'sidestep_engine_up{engine="0",model_name="tiny",origin=""} ...',
+        'sidestep_engine_up{engine="0",model_name="tiny",...} ...',
         'sidestep_engine_up{engine="...sglang/scheduler...",model_name="MODEL",origin=""} 1.0',
         'sglang:realtime_tokens_total{...model_name="MODEL"...} ...',
     ])  # fmt: skip
 
 
-def test_the_readmes_exporter_is_in_the_users_runtime_directory(reader: Machine) -> None:
-    """Where there is one; it is the default path as well."""
-    reader.run("mkdir -m 700 $HOME/user && export XDG_RUNTIME_DIR=$HOME/user")
-    (serve,) = [block for block in blocks(README) if "sidestep serve" in block.text]
-    run(reader, serve)
+def test_the_readmes_exporter_has_its_directories(reader: Machine) -> None:
+    """The socket is in the user's runtime directory, where other commands look for it, and the state below home."""
+    (serve,) = [b for b in blocks(README) if b.language == "sh" and "sidestep serve" in b.text]
+    reader.run(serve.text.partition("\n")[0])
     reader.wait_for(f"engines connect to ipc://{reader.home}/user/sidestep/ingest.ipc")
     reader.run("sidestep replay exporter/sidestep/data/core_aborts.rec.gz --speed max")
-    assert (reader.home / "user/sidestep/state/snapshot").is_file()
+    assert (reader.home / ".local/state/sidestep/snapshot").is_file()
 
 
 def test_commands_between_backticks_run(reader: Machine) -> None:
     """The commands in README.md's text make what they promise, and the targets of make exist."""
     found = {code for code in inline_code(README) if COMMANDS.match(code)}
     targets = {code.split()[1] for code in found if code.startswith("make ")}
-    assert "compose" in targets
+    assert "demo" in targets
     for target in targets:
         reader.run(f"make --dry-run {target}")
     found -= {f"make {target}" for target in targets}
 
-    assert found == {"pip wheel --no-deps .", "sidestep doctor", "sidestep top"}
-    reader.run(
-        "pip wheel --no-deps . && ls sidestep-*.whl && sidestep top --help && sidestep doctor --help"
-    )
+    assert found == {"sidestep run", "sidestep run --", "sidestep inject -f deploy.yaml"}
+    deploy = "deploy/kustomize/overlays/vllm/vllm.yaml"
+    reader.run(f"sidestep run --help && sidestep inject -f {deploy}")
 
 
 def test_the_readme_is_short() -> None:
-    """README has at most 150 lines."""
+    """README has one screen and a half of text."""
     assert len(README.read_text().splitlines()) <= 150
+    assert (
+        len(re.sub(r"```.*?```|\]\(.*?\)", "", README.read_text(), flags=re.DOTALL).split()) <= 750
+    )
 
 
 def test_every_block_of_the_quickstart_is_in_a_section_that_runs() -> None:
@@ -158,7 +163,7 @@ def test_the_quickstart_with_docker(reader: Machine) -> None:
         run(reader, block)
         text += block.text
     exporter, engine = [shlex.split(line) for line in joined(text) if line.startswith("docker run")]
-    image = exporter.index("sidestep:0.1.0")
+    image = exporter.index("sidestep:dev")
     config = settings({"args": exporter[image + 1 :]}, defaults())
     given = dict(one.split("=", 1) for one in option(engine, "-e"))
     mounts = [one.split(":")[:2] for one in option(exporter, "-v")]
@@ -196,7 +201,7 @@ def test_the_quickstart_in_kubernetes(reader: Machine) -> None:
     sidecar = named(pod["initContainers"], "sidestep")
     (engine,) = pod["containers"]
 
-    assert sidecar["image"] == "registry.example/sidestep:0.1.0"
+    assert sidecar["image"] == "registry.example/sidestep:dev"
     assert named(engine["env"], "SIDESTEP_VLLM_MODE")["value"] == "instead"
     assert monitor["spec"]["podMetricsEndpoints"][0]["port"] == sidecar["ports"][0]["name"]
     if TOOLS.exists():

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from command_line import one_line, sidestep
 from exporters import DATA, MAIN_RUN, Start, page_of_engine
+from growing_page import growing_page
 from ports import free_port
 from sidestep.diagnosis.finding import Finding
 from sidestep_adapters.recording.replay import Replay
@@ -75,6 +76,14 @@ async def test_an_exporter(start: Start, tmp_path: Path) -> None:
         both = dict(await command(tmp_path / "own.txt", exporter.url))
     assert alone <= {"SD211", "SD215"}
     assert "engine=0" in both["SD210"]
+
+
+def test_an_engines_address() -> None:
+    """The engine's own page is checked where no exporter answers, by its address or that of the page."""
+    with growing_page(page_of_engine("page_main")) as url:
+        for address in (url, url.removesuffix("/metrics"), url.partition("//")[2]):
+            done = sidestep("doctor", "--json", address)
+            assert [each["code"] for each in json.loads(done.stdout)["findings"]] == ["SD211"]
 
 
 def test_sglang_before_its_first_report() -> None:

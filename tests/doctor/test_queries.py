@@ -278,7 +278,7 @@ def test_our_own_boards_and_rules() -> None:
         ("page_sglang", {"vllm", "triton"}),
         (
             "page_triton",
-            {"vllm", "sglang", "kv-cache", "latency", "speculation-lora", "tenants"},
+            {"vllm", "sglang", "kv-cache", "latency", "tenants", "why"},
         ),
     ],
 )

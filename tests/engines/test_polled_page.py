@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,7 +31,6 @@ DIALECTS = Dialects(
             TOY.counter("tokens_total", "Tokens."),
             TOY.counter("ends_total", "Ends.", "reason"),
             TOY.gauge("running", "Running.", "rank"),
-            TOY.histogram("wait_seconds", "Wait.", (1.0, 2.0)),
             resets_row("sidestep_toy_", ENGINE_LABELS),
             REFUSED_OBSERVATIONS,
         ),
@@ -48,7 +45,6 @@ INFO = EngineInfo("e", "toy", {"engine": "0", "model_name": "m"})
 def page(
     tokens: float = 0,
     ends: dict[str, float] | None = None,
-    counts: Sequence[int] = (0, 0, 0),
     running: dict[str, float] | None = None,
     process: int = 0,
 ) -> PolledPage:
@@ -61,14 +57,6 @@ def page(
         Family("toy:tokens_total", "counter", [], [Sample([], tokens)]),
         Family("toy:ends_total", "counter", ["reason"], labelled(ends)),
         Family("toy:running", "gauge", ["rank"], labelled(running)),
-        Family(
-            "toy:wait_seconds",
-            "histogram",
-            [],
-            [Sample(counts=list(counts))],
-            "",
-            [1.0, 2.0],
-        ),
     )
     return PolledPage(0, 1.0, process, families)
 
@@ -101,8 +89,6 @@ steps = st.lists(
     st.tuples(
         numbers,
         st.sampled_from(["stop", "length"]),
-        st.integers(0, 2),
-        st.booleans(),
         st.booleans(),
     ),
     max_size=12,
@@ -111,27 +97,23 @@ steps = st.lists(
 
 @given(steps)
 def test_counters_are_the_sum_over_all_processes(
-    run: list[tuple[int, str, int, bool, bool]],
+    run: list[tuple[int, str, bool]],
 ) -> None:
     """Whatever is counted between polls and restarts arrives once, if the page names the process."""
     polled = Polled()
-    tokens, ends, counts = 0, dict[str, float](), [0, 0, 0]
-    process, all_tokens, all_counts = 1, 0, [0, 0, 0]
-    for number, reason, bucket, restarts, _ in run:
+    tokens, ends = 0, dict[str, float]()
+    process, all_tokens = 1, 0
+    for number, reason, restarts in run:
         if restarts:
-            process, tokens, ends, counts = process + 1, 0, {}, [0, 0, 0]
+            process, tokens, ends = process + 1, 0, {}
         tokens, all_tokens = tokens + number, all_tokens + number
         ends[reason] = ends.get(reason, 0) + 1
-        counts[bucket] += 1
-        all_counts[bucket] += 1
-        polled.poll(page(tokens, ends, counts, process=process))
+        polled.poll(page(tokens, ends, process=process))
 
     found = polled.samples()
     if run:
         assert found["toy:tokens_total"] == all_tokens
         assert sum(v for k, v in found.items() if k.startswith("toy:ends_total")) == len(run)
-        assert found["toy:wait_seconds_bucket 1.0"] == all_counts[0]
-        assert found["toy:wait_seconds_count"] == len(run)
 
 
 def test_a_lower_total_shows_a_restart() -> None:
@@ -175,17 +157,16 @@ def test_an_engine_that_is_gone_continues() -> None:
 def test_a_snapshot_holds_the_last_page(process: int) -> None:
     """What the server counts while the exporter is away arrives once."""
     polled, later = Polled(), Polled()
-    polled.poll(page(5, {"stop": 2}, (1, 0, 0), process=process))
+    polled.poll(page(5, {"stop": 2}, process=process))
     engine = polled.registry.engines["e"]
     record = decode_totals(encode_totals(engine, totals_of(engine)))
     discard(later.registry, later.registry.engines["e"])
     later.registry.retired["e"] = restore_engine(later.registry, record)
     later.registry.register(INFO)
-    later.poll(page(8, {"stop": 3}, (1, 1, 0), process=process))
+    later.poll(page(8, {"stop": 3}, process=process))
 
     assert later.samples()["toy:tokens_total"] == 8
     assert later.samples()["toy:ends_total stop"] == 3
-    assert later.samples()["toy:wait_seconds_count"] == 2
 
 
 def test_unchanged_series_cost_nothing() -> None:

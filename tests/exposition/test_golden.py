@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
-import json
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from benchmarks.stat_logger_calls import calls, convert
 
-from exporters import LORA_RUN, MAIN_RUN, PARALLEL_RUN, SPEC_RUN, Start, page_of_engine
+from exporters import DATA, MAIN_RUN, Start, page_of_engine
 from pages import Family, differences, get, parse
 from sidestep.exposition.text_page import render
 from sidestep_adapters.recording.replay import Replay
@@ -35,7 +35,7 @@ ALLOWED = {
 }
 """Differences to accept, by run and family; empty for any."""
 
-RUNS = {"main": MAIN_RUN, "spec": SPEC_RUN, "dp": PARALLEL_RUN, "lora": LORA_RUN}
+RUNS = ("main", "spec", "dp", "lora")
 
 
 @pytest.mark.parametrize(
@@ -53,18 +53,19 @@ async def test_the_page_equals_the_golden_file(
         golden(name, render(exporter.registry, openmetrics=openmetrics).decode())
 
 
-async def replayed(start: Start, run: str) -> dict[str, Family]:
-    """Return the exporter's page after the recording of ``run``."""
+async def replayed(start: Start, run: str, directory: Path) -> dict[str, Family]:
+    """Return the exporter's page after the calls of ``run``, which the plugin translates."""
+    path = convert(DATA / f"iterations_{run}.jsonl.gz", directory / "calls.rec")
     async with start() as exporter:
-        player = Replay(RUNS[run], exporter.endpoints[0], realtime=False, namespace="golden")
+        player = Replay(path, exporter.endpoints[0], realtime=False, namespace="golden")
         await asyncio.to_thread(player.run)
         return parse(await get(exporter.url))
 
 
 @pytest.mark.parametrize("run", RUNS)
-async def test_the_page_equals_the_engines_own(run: str, start: Start) -> None:
+async def test_the_page_equals_the_engines_own(run: str, start: Start, tmp_path: Path) -> None:
     """The page has every family, label set, bucket and value of the engine's page, and no others."""
-    ours = await replayed(start, run)
+    ours = await replayed(start, run, tmp_path)
     engines = parse(page_of_engine(f"page_{run}"))
 
     found = [
@@ -77,27 +78,28 @@ async def test_the_page_equals_the_engines_own(run: str, start: Start) -> None:
     assert len([name for name in ours if name.startswith("vllm:")]) > 35
 
 
-async def test_the_combination_of_adapters_is_the_engines_newest(start: Start) -> None:
+async def test_the_combination_of_adapters_is_the_engines_newest(
+    start: Start, tmp_path: Path
+) -> None:
     """The series without adapters is left, since the engine was idle in the end."""
     name = "vllm:lora_requests_info"
     engines = parse(page_of_engine("page_lora"))[name].samples
-    ((_, ours),) = (await replayed(start, "lora"))[name].samples
+    ((_, ours),) = (await replayed(start, "lora", tmp_path))[name].samples
     (_, newest) = max(engines, key=lambda key: engines[key])
 
     assert dict(newest) == {**dict(ours), "max_lora": "1"}
     assert {value for label, value in ours if label.endswith("adapters")} == {""}
 
 
-async def test_a_step_of_several_api_servers_is_counted_once(start: Start) -> None:
+async def test_a_step_of_several_api_servers_is_counted_once(start: Start, tmp_path: Path) -> None:
     """The engine counts each API server's slice, the exporter each step that had output."""
-    ours = await replayed(start, "dp")
+    ours = await replayed(start, "dp", tmp_path)
     name = "vllm:iteration_tokens_total"
     engines = parse(page_of_engine("page_dp"))[name].samples
     steps: Counter[str] = Counter()
-    for line in gzip.decompress(PARALLEL_RUN.read_bytes()).splitlines():
-        call = json.loads(line)
-        if call.get("scheduler_stats") and call.get("iteration_stats"):
-            steps[str(call["engine_idx"])] += 1
+    for call in calls(DATA / "iterations_dp.jsonl.gz"):
+        if call.fields.get("scheduler_stats") and call.fields.get("iteration_stats"):
+            steps[str(call.fields["engine_idx"])] += 1
 
     for engine, count in steps.items():
         labels = (("engine", engine), ("model_name", "tiny"))

@@ -92,11 +92,23 @@ def test_names_are_unique() -> None:
 
 @every_board
 def test_dashboards_can_be_imported_and_provisioned(path: Path) -> None:
-    """A dashboard has no inputs, no id, and no data source but its variable's."""
+    """A dashboard asks for nothing at import and has no data source but its variable's.
+
+    It names the plugins that it needs, as grafana.com requires.
+    """
     board = dashboard(path)
     text = path.read_text()
 
-    assert not board.keys() & {"__inputs", "__requires", "id", "dashboard"}
+    needed = {(each["type"], each["id"]) for each in board["__requires"]}
+    kinds = {panel["type"] for panel in everything(board)} - {"row"}
+    assert (board["__inputs"], board["__elements"], board["id"]) == ([], {}, None)
+    assert needed == {
+        ("grafana", "grafana"),
+        ("datasource", "prometheus"),
+        *(("panel", kind) for kind in kinds),
+    }
+    assert all(each["name"] and "version" in each for each in board["__requires"])
+    assert "dashboard" not in board
     assert board["editable"] is False
     assert board["uid"] == f"sidestep-{path.stem}"
     # The dashboard's own uid, and the data source variable everywhere else.
@@ -120,7 +132,11 @@ def test_dashboards_link_to_each_other(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("file", "onward"),
-    [("fleet", {"vllm", "sglang", "latency"}), ("vllm", {"latency"}), ("sglang", {"latency"})],
+    [
+        ("fleet", {"vllm", "sglang", "why", "latency"}),
+        ("vllm", {"latency"}),
+        ("sglang", {"latency"}),
+    ],
 )
 def test_drill_downs_lead_from_the_fleet_to_engines_and_latency(
     file: str, onward: set[str]
@@ -131,14 +147,29 @@ def test_drill_downs_lead_from_the_fleet_to_engines_and_latency(
     on_values = {link["url"].partition("?")[0] for _, link in data_links(board)}
 
     assert {f"/d/sidestep-{each}" for each in onward} <= top
-    assert {f"/d/sidestep-{each}" for each in onward} == on_values
+    assert {f"/d/sidestep-{each}" for each in onward} == {
+        url for url in on_values if url.startswith("/d/")
+    }
+
+
+@every_board
+def test_places_link_to_their_live_page(path: Path) -> None:
+    """Other data links lead to the live page of the exporter, whose address series or rows have."""
+    for panel, link in data_links(dashboard(path)):
+        if link["url"].startswith("/d/"):
+            continue
+        names = {"table": "data.fields.Exporter"}
+        label = names.get(panel["type"], "field.labels.instance")
+        assert link["url"] == f"http://${{__{label}}}/"
+        assert all(re.search(r" by \([^()]*\binstance\b", t["expr"]) for t in panel["targets"])
 
 
 @every_board
 def test_drill_downs_keep_filters_and_time(path: Path) -> None:
     """Data links set only variables of their dashboard: from here, or from what was clicked."""
     board = dashboard(path)
-    for panel, link in data_links(board):
+    links = [(panel, link) for panel, link in data_links(board) if link["url"].startswith("/d/")]
+    for panel, link in links:
         place, _, query = link["url"].partition("?")
         *params, time = query.split("&")
         kept = re.findall(r"\$\{(\w+):queryparam\}(?=&)", query)
@@ -332,11 +363,32 @@ def test_series_of_one_target_name_their_pod(path: Path) -> None:
                     assert places <= shown or "instance" not in shown, target["expr"]
 
 
+NAMED = {
+    "engine": "engine ",
+    "version": "version ",
+    "position": "position ",
+    "batch_size": "batch ",
+}
+"""Words before the values of labels that are numbers."""
+
+
+@every_board
+def test_legends_name_what_they_show(path: Path) -> None:
+    """A number in a legend has its word, and no legend of a panel stands for two of its queries."""
+    for panel in panels(dashboard(path)):
+        legends = [target["legendFormat"] for target in panel["targets"]]
+        for label, word in NAMED.items():
+            for legend in legends:
+                assert legend.count(f"{{{{{label}}}}}") == legend.count(f"{word}{{{{{label}}}}}")
+        if panel["type"] not in ("table", "heatmap"):
+            assert len(set(legends)) == len(legends), panel["title"]
+
+
 @needs_promtool
 @pytest.mark.parametrize(
     ("board", "title", "family"),
     [
-        ("fleet", "Engines", "vllm:num_requests_running"),
+        ("fleet", "Engines", "sidestep_engine_up"),
         ("vllm", "Requests", "vllm:num_requests_running"),
         ("sglang", "Requests", "sglang:num_running_reqs"),
     ],

@@ -44,6 +44,7 @@ NO_CONNECTOR = "no recorded vLLM had a KV connector"
 NO_HICACHE = "no recorded SGLang had a cache in host memory"
 NO_SPECULATION = "the recorded SGLang did not speculate"
 NO_ADAPTERS = "the recorded SGLang had no adapters"
+NO_LIMITS = "the recorded engines did not send limits"
 LESS_THAN_A_MINUTE = "a recording is played in less than a minute"
 NOT_SEPARATE = "the recorded SGLang did prefill and decode in one server"
 EMPTY = {
@@ -65,11 +66,17 @@ EMPTY = {
     ): "the engines send nothing that is refused",
     ("Exporter restarted", "process_start_time_seconds"): "no exporter restarts",
     ("Counter reset", "sidestep_triton_resets_total"): "no Triton restarts",
-    ("Acceptance rate, SGLang", "sglang:spec_accept_rate"): NO_SPECULATION,
-    ("Acceptance length, SGLang", "sglang:spec_accept_length"): NO_SPECULATION,
+    ("Acceptance rate", "sglang:spec_accept_rate"): NO_SPECULATION,
+    ("Acceptance length", "sglang:spec_accept_length"): NO_SPECULATION,
     ("Saturation of schedulers", "sidestep_saturation_ratio"): LESS_THAN_A_MINUTE,
-    ("Adapter slots, SGLang", "sglang:lora_pool_slots_used"): NO_ADAPTERS,
-    ("Adapter slots, SGLang", "sglang:lora_pool_slots_total"): NO_ADAPTERS,
+    ("Adapter slots", "sglang:lora_pool_slots_used"): NO_ADAPTERS,
+    ("Adapter slots", "sglang:lora_pool_slots_total"): NO_ADAPTERS,
+    ("Time by limit", "sidestep_step_limit_seconds_total"): NO_LIMITS,
+    ("Time by limit, now", "sidestep_step_limit_seconds_total"): NO_LIMITS,
+    ("Limit that binds most, by engine", "sidestep_step_limit_seconds_total"): NO_LIMITS,
+    ("Waiting tokens that no cache has", "sidestep_waiting_uncached_tokens"): (
+        "the recorded SGLang did not send its backlog"
+    ),
 }
 """Reasons why queries have no data here, by panel and family."""
 
@@ -306,13 +313,14 @@ UNLIT = {
     | {("fleet", "Preemptions"): NOT_THERE},
     "trtllm-0": dict.fromkeys(
         [
+            ("fleet", "Engines"),
             ("fleet", "Engines by state"),
             ("fleet", "ITL, p95"),
             ("fleet", "Preemptions"),
-            ("fleet", "Silent sources"),
-            ("fleet", "Sources: Last message"),
-            ("fleet", "Sources: Restarts/s"),
-            ("fleet", "Sources: Up"),
+            ("fleet", "Engines down"),
+            ("fleet", "Engines by exporter: Last message"),
+            ("fleet", "Engines by exporter: Restarts/s"),
+            ("fleet", "Engines by exporter: Up"),
             ("fleet", "State"),
             ("fleet", "Step age"),
             ("fleet", "Unfinished requests"),

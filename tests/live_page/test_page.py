@@ -19,7 +19,8 @@ import bcrypt
 import pytest
 import pytest_asyncio
 from axe_playwright_python.async_playwright import Axe
-from playwright.async_api import Browser, Locator, Page, async_playwright, expect
+from playwright.async_api import Browser, Locator, Page, Route, async_playwright, expect
+from playwright.async_api import Error as PlaywrightError
 
 from exporters import Start, recorded_run, until
 from lookup_senders import serve
@@ -30,8 +31,10 @@ from sidestep.app.exporter import Exporter
 from sidestep.engines.vllm.wire import SchedulerStats as VllmStats
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.http.static_files import FOLDER
+from sidestep.metrics.request_parts import part_counter
 from sidestep.protocol.messages import Bye, EngineInfo, Hello
 from sidestep.protocol.progress import Progress
+from sidestep.tracking.health.states import EngineState
 from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.recording.replay import Replay
 from socket_peers import batch, connect
@@ -42,6 +45,36 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
 ]
 AXE = {"runOnly": ["wcag2a", "wcag2aa", "wcag21aa", "best-practice"]}
+LONG_NAME = "inference-prod/vllm-llama-3-70b-instruct-7f9c5d8b6c-x2x4q/0"
+DEFAULT_COLUMNS = [
+    "Engine",
+    "Model",
+    "State",
+    "Run",
+    "Wait",
+    "Load",
+    "KV",
+    "Hits",
+    "TTFT p95",
+    "ITL p95",
+    "E2E p95",
+    "In/s",
+    "Out/s",
+    "Limit",
+    "Seen",
+]
+PERCENTILES = {"p50": 12.3, "p95": 45.6, "p99": 78.9, "count": 100}
+NUMBERS = {
+    "model": "meta-llama/Llama-3.3-70B-Instruct", "running": 1234, "waiting": 1234, "saturation": 1.23,
+    "kv_cache_usage": 0.99, "prefix_hit_rate": 0.123, "prompt_tokens_per_second": 123_456.0, "last_seen": 33.0,
+    "generation_tokens_per_second": 12_345.0, "limit": "kv_transfer", "limit_share": 0.91,
+    **dict.fromkeys(("ttft", "inter_token", "e2e"), PERCENTILES),
+}  # fmt: skip
+COUNT_SHIFTS = """
+window.shifted = 0;
+new PerformanceObserver(list => list.getEntries().forEach(each => { window.shifted += each.value; }))
+    .observe({ type: "layout-shift", buffered: true });
+"""
 STUCK = Progress(0, steps=5, unfinished=2, step_age=70.0, stack=["model.py:7 forward"])
 UNKNOWN = "\N{EN DASH}"
 FIRST_PAINT = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
@@ -90,7 +123,7 @@ async def play(exporter: Exporter, path: Path) -> None:
 
 def heat_map_sums(page: Page) -> Locator:
     """Return the text of a heat map that shows observations."""
-    return page.locator("#heatmaps figure", has_text="observations, most of them").first
+    return page.locator(".heatmap .readout", has_text="observations, most of them").first
 
 
 async def fill_heat_maps(exporter: Exporter, page: Page) -> None:
@@ -113,9 +146,20 @@ async def tiles(page: Page) -> dict[str, str]:
 
 async def cells(page: Page, engine: str) -> dict[str, str]:
     """Return the row of an engine by the titles of its columns."""
-    heads = await page.locator("#table th").all_text_contents()
+    heads = await page.locator("#table thead th").all_text_contents()
     row = page.locator(f'#table tbody tr[data-id="{engine}"] td')
     return dict(zip((h.rstrip(" ▴▾") for h in heads), await row.all_text_contents(), strict=True))
+
+
+async def with_all_numbers(route: Route) -> None:
+    """Answer as the exporter does, with wide numbers for every default column."""
+    # The page or the exporter may be gone meanwhile.
+    with contextlib.suppress(PlaywrightError):
+        response = await route.fetch()
+        live = await response.json()
+        for row in live["engines"]:
+            row.update(NUMBERS)
+        await route.fulfill(response=response, json=live)
 
 
 async def test_numbers_equal_the_metrics_page(start: Start, browser: Browser) -> None:
@@ -135,12 +179,14 @@ async def test_numbers_equal_the_metrics_page(start: Start, browser: Browser) ->
             }
             assert running == {"s0": 3, "s1": 12_345}
             shown = {name: await cells(page, name) for name in running}
-            assert (await tiles(page))["Running"] == "12.3k"
-    assert [shown[name]["Running"] for name in ("s0", "s1")] == ["3", "12.3k"]
-    assert [shown[name]["Waiting"] for name in ("s0", "s1")] == ["2", "0"]
-    assert [shown[name]["KV cache"] for name in ("s0", "s1")] == ["25 %", "75 %"]
-    # No request has ended yet: not known is not zero.
-    assert [shown[name]["TTFT p95"] for name in ("s0", "s1")] == [UNKNOWN, UNKNOWN]
+            total = await tiles(page)
+    assert total["Running"] == "12\u202f348"
+    assert [shown[name]["Run"] for name in ("s0", "s1")] == ["3", "12\u202f345"]
+    assert [shown[name]["Wait"] for name in ("s0", "s1")] == ["2", "0"]
+    assert [shown[name]["KV"] for name in ("s0", "s1")] == ["25 %", "75 %"]
+    # No request has ended yet: not known is not zero, and no engine has a column for it.
+    assert total["TTFT p95"] == UNKNOWN
+    assert "TTFT p95" not in shown["s0"]
 
 
 async def test_charts_move(start: Start, browser: Browser) -> None:
@@ -152,8 +198,8 @@ async def test_charts_move(start: Start, browser: Browser) -> None:
     ):
         await expect(page.locator("#table")).to_contain_text("ns/m/0")
         await fill_heat_maps(exporter, page)
-        await expect(page.locator("#charts canvas")).to_have_count(6)
-        chart = page.locator("#charts canvas").first
+        await expect(page.locator("#charts .plot canvas")).to_have_count(6)
+        chart = page.locator("#charts .plot canvas").first
         drawn = await chart.evaluate("canvas => canvas.toDataURL()")
 
         async def has_moved() -> bool:
@@ -179,23 +225,98 @@ async def test_without_engines_it_says_how_to_connect_one(start: Start, browser:
         await expect(page.locator("#connect")).to_be_hidden()
 
 
-async def test_a_stalled_engine_is_named_with_its_stack(start: Start, browser: Browser) -> None:
-    """The verdict names it, its row has the reason, its details the stack; Escape goes back."""
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (1440, 900)])
+async def test_the_first_screen_says_what_is_wrong(
+    start: Start, browser: Browser, width: int, height: int
+) -> None:
+    """Verdict, engine, stack and every default column are on it, and nothing moves as data come."""
+    viewport = {"width": width, "height": height}
+    async with start() as exporter, process(exporter, LONG_NAME) as stuck:
+        stuck.progress = [STUCK]
+        health = exporter.intake.health
+        await until(lambda: any(found.state is EngineState.STALLED for _, found in health))
+        async with opened(browser, base(exporter), viewport=viewport) as page:
+            await page.route("**/api/v1/live", with_all_numbers)
+            await page.evaluate(COUNT_SHIFTS)
+            verdict = page.locator("#verdict.critical")
+            heading = verdict.locator("h2")
+            await expect(heading).to_have_text("■ 1 engine needs attention", timeout=20_000)
+            await expect(verdict).to_contain_text(f"{LONG_NAME} is stalled: no progress for")
+            await expect(verdict).to_contain_text("What to do: Look at")
+            await expect(verdict.get_by_label("Stack")).to_be_visible()
+            stack = await verdict.get_by_label("Stack").bounding_box()
+            assert stack is not None
+            assert stack["y"] + stack["height"] < height / 2
+            row = page.locator(f'#table tr[data-id="{LONG_NAME}"]')
+            await expect(row.locator(".state")).to_contain_text("stalled")
+            titles = await page.locator("#table th").all_text_contents()
+            assert [title.rstrip(" ▴▾") for title in titles] == DEFAULT_COLUMNS
+            for cell in await page.locator("#table th").all():
+                box = await cell.bounding_box()
+                assert box is not None
+                assert 0 <= box["x"] <= box["x"] + box["width"] <= width
+                assert box["y"] < height
+            assert await row.locator("a").text_content() == LONG_NAME
+            before = await page.locator("#connection").text_content()
+            await expect(page.locator("#connection")).not_to_have_text(str(before))
+            assert await page.evaluate("window.shifted") < 0.05
+            await page.unroute_all(behavior="ignoreErrors")
+
+
+async def test_a_link_leads_from_the_verdict_to_the_details(start: Start, browser: Browser) -> None:
+    """They have the whole stack and the streams; Escape goes back. The row names the state once."""
     async with (
         start() as exporter,
         process(exporter, "ns/stuck/0") as stuck,
         opened(browser, base(exporter)) as page,
     ):
         stuck.progress = [STUCK]
-        verdict = page.locator("#verdict.critical")
-        await expect(verdict).to_contain_text("engine ns/stuck/0 is stalled", timeout=20_000)
-        assert (await cells(page, "ns/stuck/0"))["State"].startswith("■ stalled (step,")
-        await page.get_by_role("button", name="ns/stuck/0").press("Enter")
-        await expect(page.get_by_label("Stack")).to_have_text("model.py:7 forward")
-        await expect(page.locator("#detail")).to_contain_text("Retransmitted")
+        link = page.locator("#attention").get_by_role("link", name="ns/stuck/0")
+        await link.press("Enter", timeout=20_000)
+        await expect(page.locator("#detail").get_by_label("Stack")).to_have_text(
+            "model.py:7 forward"
+        )
+        await page.locator("#configuration summary", has_text="Streams").click()
+        await expect(page.locator("#configuration")).to_contain_text("Retransmitted")
         assert page.url.endswith("#engine=ns%2Fstuck%2F0")
+        state = str((await cells(page, "ns/stuck/0"))["State"])
+        assert re.fullmatch("■stalled [0-9]+ (s|min)", state), state
         await page.keyboard.press("Escape")
         await expect(page.locator("#details")).to_be_hidden()
+
+
+async def test_where_the_time_goes(start: Start, browser: Browser) -> None:
+    """Parts of an engine's requests and its limits have bars, and its slowest requests a time line."""
+    async with start() as exporter, opened(browser, base(exporter)) as page:
+        await play(exporter, recorded_run("core_aborts"))
+        (name,) = exporter.registry.engines
+        engine = exporter.registry.engines[name]
+        count = part_counter(engine)
+        assert count is not None
+        limits = engine.layout.find("sidestep_step_limit_seconds_total")
+        slot = limits.slots[limits.row.closed.index("kv_blocks")]
+        bars = page.locator("#parts .bar-line"), page.locator("#limits .bar-line")
+
+        async def are_shown() -> bool:
+            # Only increases since the first sample count.
+            count({"queue.kv_blocks": 30_000.0, "decode": 10_000.0})
+            engine.values[slot] = (engine.values[slot] or 0) + 1_000_000
+            await asyncio.sleep(0.5)
+            return all([await each.count() for each in bars])
+
+        await until(are_shown, 40.0, "a bar and a strip")
+        await expect(page.locator("#parts .summary")).to_have_text(
+            "queue, kv blocks 75 %, decode 25 %"
+        )
+        await expect(page.locator("#limits .summary")).to_have_text("kv_blocks 100 %")
+        await expect(page.locator("#limits-legend")).to_have_text("kv_blocks")
+        assert (await cells(page, name))["Limit"] == "kv_blocks 100 %"
+        await page.locator("#table tbody a").click()
+        requests = page.locator("#requests li")
+        await expect(requests).to_have_count(3)
+        await expect(requests.first).to_contain_text("decode")
+        found = await Axe().run(page, options=AXE)
+    assert found.violations_count == 0, found.generate_report()
 
 
 async def test_many_engines_are_sorted_filtered_and_paged(start: Start, browser: Browser) -> None:
@@ -216,6 +337,7 @@ async def test_many_engines_are_sorted_filtered_and_paged(start: Start, browser:
             ascending = await first.text_content()
             await page.get_by_role("button", name="Engine ▴").click()
             await expect(first).not_to_have_text(str(ascending))
+            assert await first.locator("a").get_attribute("href") is not None
             await page.get_by_label("Filter").fill(str(ascending))
             await expect(rows.first).to_contain_text(str(ascending))
             await page.get_by_label("Filter").fill("no such engine")
@@ -230,7 +352,7 @@ async def test_it_reconnects_after_a_restart(start: Start, browser: Browser) -> 
     async with start(**settings) as exporter, process(exporter, "ns/first/0"):
         await page.goto(base(exporter))
         await expect(page.locator("#table")).to_contain_text("ns/first/0")
-    await expect(page.locator("#connection.lost")).to_contain_text("disconnected, retrying")
+    await expect(page.locator("#connection.lost")).to_contain_text("disconnected")
     async with start(**settings) as exporter, process(exporter, "ns/second/0"):
         await expect(page.locator("#table")).to_contain_text("ns/second/0", timeout=15_000)
         await expect(page.locator("#table")).not_to_contain_text("ns/first/0")
@@ -250,7 +372,8 @@ async def test_an_exporter_that_is_gone_is_not_well(start: Start, browser: Brows
     await expect(page.locator("#verdict.unknown")).to_contain_text("the exporter does not answer")
     await expect(page).to_have_title(re.compile("^sidestep: the exporter does not answer"))
     await expect(page.locator("body.lost")).to_have_count(1)
-    await page.get_by_role("button", name="ns/first/0").click()
+    await expect(page.locator("#icon")).to_have_attribute("href", "ui/icon-grey.svg")
+    await page.get_by_role("link", name="ns/first/0").click()
     await expect(page.locator("#verdict")).not_to_contain_text("well")
     async with start(**settings) as exporter, process(exporter, "ns/second/0"):
         await expect(page.locator("#verdict.ok")).to_contain_text("well", timeout=20_000)
@@ -267,14 +390,15 @@ async def test_engines_that_have_all_stopped_are_not_well(start: Start, browser:
         async with opened(browser, base(exporter)) as page:
             verdict = page.locator("#verdict.warning")
             await expect(verdict).to_contain_text("is full: 7 requests wait", timeout=20_000)
-            await expect(verdict).to_contain_text("1 more needs attention")
-            await page.get_by_label("Filter").fill("attention")
+            await expect(verdict).to_contain_text("2 engines need attention")
+            await page.get_by_role("button", name="Needs attention 2").click()
             await expect(page.locator("#table tbody tr")).to_have_count(2)
-            await expect(page.locator("#table tbody tr").first).to_contain_text("ok (full)")
-            await page.get_by_label("Filter").fill("")
+            await expect(page.locator("#table tbody tr").first).to_contain_text("ok, full")
             await peer.send(Bye(1, 2))
-            await expect(verdict).to_contain_text("no engine serves requests: 2 stopped")
-            assert (await cells(page, "s0"))["Running"] == UNKNOWN
+            await expect(page.locator("#table tbody tr")).to_have_count(0)
+            await page.get_by_role("button", name="Needs attention 0").click()
+            await expect(page.locator("#verdict.quiet")).to_contain_text("2 engines have stopped")
+            assert "Run" not in await cells(page, "s0")
             findings = json.loads(await get(base(exporter) + "/api/v1/doctor"))["findings"]
     assert "SD140" in {each["code"] for each in findings}
     assert "SD141" not in {each["code"] for each in findings}
@@ -318,7 +442,7 @@ async def test_the_curve_of_an_engine_that_sends_lookups(start: Start, browser: 
         cache = await asyncio.to_thread(serve, publisher)
         await until(lambda: publisher.drained, 20, "all items")
         await expect(page.locator("#curve")).to_be_hidden()
-        await page.locator('#table tr[data-id="ns/m/0"] button').click()
+        await page.locator('#table tr[data-id="ns/m/0"] a').click()
         facts = page.locator("#curve-facts")
         await expect(facts).to_contain_text("Within one point of the best", timeout=30_000)
         await expect(facts).to_contain_text(f"Found now{cache.found / cache.tokens:.0%}"[:-1])
@@ -326,7 +450,7 @@ async def test_the_curve_of_an_engine_that_sends_lookups(start: Start, browser: 
         await page.get_by_text("Curve as a table").click()
         rows = await page.locator("#curve-table tbody tr").all_text_contents()
         found = await Axe().run(page, options=AXE)
-        await page.locator('#table tr[data-id="ns/m/1"] button').click()
+        await page.locator('#table tr[data-id="ns/m/1"] a').click()
         await expect(page.locator("#curve")).to_be_hidden()
         publisher.close()
 
@@ -341,11 +465,11 @@ async def test_everyone_can_use_it(start: Start, browser: Browser) -> None:
         async with opened(browser, base(exporter)) as page:
             await fill_heat_maps(exporter, page)
         stuck.progress = [STUCK]
-        for scheme, width in itertools.product(("light", "dark"), (390, 1280)):
+        for scheme, width in itertools.product(("light", "dark"), (390, 768, 1280)):
             settings = {"color_scheme": scheme, "viewport": {"width": width, "height": 900}}
             async with opened(browser, base(exporter), **settings) as page:
                 await expect(heat_map_sums(page)).to_be_visible()
-                await page.get_by_role("button", name="ns/m/0").click()
+                await page.locator("#table").get_by_role("link", name="ns/m/0").click()
                 await expect(page.locator("#details")).to_be_visible()
                 is_wide = "document.documentElement.scrollWidth > innerWidth"
                 assert not await page.evaluate(is_wide), settings

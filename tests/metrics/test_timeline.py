@@ -107,11 +107,20 @@ async def test_the_route_returns_a_recorded_run(start: Start) -> None:
         await replay(exporter, "core_aborts")
         (engine,) = await answer(exporter.url)
         (same,) = await answer(exporter.url, f"?engine={engine['id']}&minutes=1")
-        for query, status in (("?engine=x", 404), ("?minutes=0", 400), ("?minutes=x", 400)):
+        (few,) = await answer(exporter.url, "?slowest=3")
+        for query, status in (
+            ("?slowest=99", 400),
+            ("?engine=x", 404),
+            ("?minutes=0", 400),
+            ("?minutes=x", 400),
+        ):
             with pytest.raises(aiohttp.ClientResponseError, match=str(status)):
                 await answer(exporter.url, query)
 
     assert same == engine
+    slowest = sorted(engine["requests"], key=lambda record: -record["e2e_seconds"])[:3]
+    assert few["requests"] == slowest
+    assert not any(few["steps"].values())
     assert {len(column) for column in engine["steps"].values()} == {2338}
     assert len(engine["requests"]) == 73
     assert all(record["parts"] for record in engine["requests"])

@@ -186,14 +186,16 @@ async def test_where_its_own_page_counts_nothing(triton_python: Path, home: Path
 
 
 async def test_namespaces_and_no_page_of_its_own(triton_python: Path, home: Path) -> None:
-    """Statistics that Triton serves only model by model, with its own page off, are complete."""
+    """Statistics of named models are complete where Triton serves them only so, and has no page."""
     place = Place.chosen(triton_python, home)
     models = ["batched", "cached"]
     arguments = ["--model-namespacing=true", "--allow-metrics=false"]
     async with contextlib.AsyncExitStack() as stack:
         server = await stack.enter_async_context(TritonServer(place, models, arguments))
         await server.started()
-        (exporter,) = (await started(stack, home, {"http": place.base})).values()
+        (exporter,) = (
+            await started(stack, home, {"http": f"{place.base},model=batched,model=cached"})
+        ).values()
         client = await stack.enter_async_context(Client(place))
         answers = await client.ask_all(Ask("batched", [1.0] * (1 + n % 2)) for n in range(40))
         answers += await client.ask_in_turn(Ask("cached", version="1") for _ in range(3))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from boards import DASHBOARDS, dashboard, variables
 from prometheus_server import VERSIONS
 from promtool import PROMTOOLS, run
 from rulefiles import (
@@ -151,6 +152,8 @@ def test_every_alert_has_its_runbook(name: str) -> None:
     assert links == {f"{name}.md"}
     assert text.startswith(f"# {name}\n")
     assert re.findall(r"^## (.+)$", text, re.MULTILINE) == SECTIONS
+    opening = text.partition("## ")[0]
+    assert all(f"../{name}.md)" in opening for name in ("live", "why", "doctor"))
     assert [part.strip() for part in re.split(r"^##? .+$", text, flags=re.MULTILINE)[2:]].count(
         ""
     ) == 0
@@ -175,9 +178,27 @@ def test_alerts_have_severity_and_annotations(name: str) -> None:
         if alert["alert"] != name:
             continue
         assert alert["labels"]["severity"] in ("critical", "warning")
-        assert alert["annotations"].keys() == {"summary", "description", "runbook_url"}
-        text = alert["annotations"]["summary"] + alert["annotations"]["description"]
-        assert set(re.findall(r"\$labels\.(\w+)", text)) - shown == set()
+        found = alert["annotations"].keys() - {"live_page_url"}
+        assert found == {"summary", "description", "runbook_url", "dashboard_url"}
+        text = "".join(alert["annotations"].values())
+        # A setup may be without any of those of ORIGIN, which a query matches as well.
+        assert set(re.findall(r"\$labels\.(\w+)", text)) - shown - ORIGIN == set()
+
+
+def test_alerts_link_to_boards_and_the_live_page() -> None:
+    """Links choose a variable of a board; alerts about an exporter that can be reached link to its page."""
+    boards = {board["uid"]: variables(board) for board in map(dashboard, DASHBOARDS)}
+    for alert in alerts():
+        url = alert["annotations"]["dashboard_url"]
+        uid, variable, label = re.fullmatch(  # type: ignore[union-attr]
+            r'https://grafana.example/d/([\w-]+)\?var-(\w+)=\{\{ (?:or )?\$labels\.(\w+)(?: "\$__all")? \| urlquery \}\}',
+            url,
+        ).groups()
+        assert variable in boards[uid]
+        assert label == ("model_name" if variable == "model" else variable)
+        page = alert["annotations"].get("live_page_url")
+        has_page = label == "instance" and alert["alert"] != "SidestepDown"
+        assert page == ("http://{{ $labels.instance }}/" if has_page else None)
 
 
 def test_alerts_of_one_name_differ_in_labels() -> None:

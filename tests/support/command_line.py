@@ -27,7 +27,7 @@ ENVIRON = {
 SERVER = """
 import json, os, sys, traceback
 import sidestep.app.run, sidestep.app.cli, sidestep_tools.commands
-import sidestep_tools.compare.command
+import sidestep_tools.compare.command, sidestep_tools.inject.command, sidestep_tools.run
 import sidestep_tools.doctor.command, sidestep_tools.whatif.command
 
 def run(order):

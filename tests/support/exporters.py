@@ -15,10 +15,8 @@ from sidestep.app.run import running
 from sidestep.config.settings import read
 
 DATA = Path(__file__).parents[1] / "data"
-MAIN_RUN = recording("vllm-0.32.jsonl.gz")
-SPEC_RUN = recording("iterations_spec.jsonl.gz")
-PARALLEL_RUN = DATA / "iterations_dp.jsonl.gz"
-LORA_RUN = DATA / "iterations_lora.jsonl.gz"
+MAIN_RUN = recording("vllm-0.32.rec.gz")
+SPEC_RUN = recording("spec.rec.gz")
 Start = Callable[..., AbstractAsyncContextManager[Exporter]]
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from msgspec import Raw
 
-from exporters import LORA_RUN, MAIN_RUN, SPEC_RUN, page_of_engine, recorded_run, until
+from exporters import MAIN_RUN, SPEC_RUN, page_of_engine, recorded_run, until
 from lookup_senders import serve_model
 from polled_engines import polled_engines
 from publishers import Publisher
@@ -40,7 +40,7 @@ from tritons import PAGE, STATS, Triton, answer, recording, tritons
 RUNS = {
     "vllm-0": MAIN_RUN,
     "vllm-1": SPEC_RUN,
-    "vllm-2": LORA_RUN,
+    "vllm-2": recorded_run("lora"),
     "vllm-3": recorded_run("core_aborts"),
     "vllm-4": recorded_run("core_lora"),
     "sglang-0": recorded_run("sglang"),
@@ -124,7 +124,7 @@ class Fleet:
         """
         halted = threading.Event()
         endpoint = self.exporters["vllm-2"].endpoints[0]
-        run = Replay(LORA_RUN, endpoint, realtime=True, namespace="adapters")
+        run = Replay(RUNS["vllm-2"], endpoint, realtime=True, namespace="adapters")
         playing = asyncio.create_task(asyncio.to_thread(run.run, once=False, stop=halted))
         try:
             yield

@@ -1,17 +1,15 @@
-"""Simulated runs as an exporter counts them: answers of its live view, and its page over time."""
+"""Simulated runs as an exporter counts them: its page over time."""
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from intakes import Fed
 from request_runs import BEGIN
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import CacheStats, SchedulerStats, VllmStep
-from sidestep.exposition.live.view import LiveView
 from sidestep.exposition.text_page import render
 from sidestep.protocol.iteration_stats import (
     FINISH_REASONS,
@@ -39,7 +37,6 @@ class Played(Fed):
     ) -> None:
         super().__init__()
         self._begin = begin
-        self.view = LiveView(self.intake, clock=lambda: self.now, wall=lambda: begin + self.now)
         self.pages: dict[str, list[str]] = defaultdict(list)
         """Lines of the page in OpenMetrics with their times, by the head of their family."""
         info = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m", **labels}, role=FRONT_END)
@@ -52,7 +49,6 @@ class Played(Fed):
             # An item holds a few thousand observations.
             ended = [steps[number][at : at + 10] for at in range(0, len(steps[number]), 10)]
             self.items("s", [encode_item(self._step(few)) for few in ended or [[]]])
-            asyncio.run(self.view.sample())
             self._read()
 
     def _step(self, ended: Sequence[RequestRecord]) -> VllmStep:
@@ -82,16 +78,6 @@ class Played(Fed):
             prefix_cache_stats=CacheStats(queries=prompts, hits=cached),
         )
         return VllmStep(0, self.now, 1.0, stats, iteration)
-
-    def answers(self) -> Mapping[str, bytes]:
-        """Return what the exporter answers now, by path."""
-        live = asyncio.run(self.view.answer())
-        history = asyncio.run(self.view.history())
-        assert history is not None
-        return {
-            "/api/v1/live": b"".join(live.parts),
-            "/api/v1/live/history": b"".join(history.parts),
-        }
 
     def _read(self) -> None:
         head = ""

@@ -25,7 +25,7 @@ from ports import free_port
 ROOT = Path(__file__).parents[2]
 CLONED = (
     "LICENSE", "Makefile", "README.md", "adapters", "deploy", "docs", "exporter", "grafana", "pyproject.toml",
-    "tools",
+    "tests/data/vllm_kv_events.jsonl.gz", "tools",
 )  # fmt: skip
 PROGRAMS = {
     "vllm": """
@@ -67,6 +67,7 @@ class Machine:
         home: The home directory; files of ``/etc`` and ``/opt`` are below it.
         clone: The clone's directory.
         port: Free port in place of 9857.
+        page_port: Port of an engine's page in place of 8000; 0: there is none.
     """
 
     def __init__(self, home: Path, environ: Mapping[str, str]) -> None:
@@ -75,8 +76,10 @@ class Machine:
         self.port = free_port()
         self._count = 0
         self._output = home / "output"
-        for used in ("s", ".cache/sidestep", "user"):
+        self.page_port = 0
+        for used in ("s", ".local", "user"):
             shutil.rmtree(home / used, ignore_errors=True)
+        (home / "user").mkdir(mode=0o700)
         with self._output.open("wb") as output:
             self._shell = subprocess.Popen(
                 ["bash", "--noprofile", "--norc"],
@@ -122,6 +125,7 @@ class Machine:
         Raises:
             AssertionError: It has not.
         """
+        lines = list(map(self.changed, lines))
         wanted = [
             re.compile(re.escape(line).replace(r"\.\.\.", ".*"), re.MULTILINE) for line in lines
         ]
@@ -138,6 +142,8 @@ class Machine:
         """Return commands with the port and the directories of this machine."""
         text = re.sub(r"/run/sidestep\b", f"{self.home}/s", text)
         text = re.sub(r"(?<![\w.])/(?:opt|etc)/(?=sidestep|systemd)", rf"{self.home}\g<0>", text)
+        if self.page_port:
+            text = text.replace(":8000", f":{self.page_port}")
         return text.replace("9857", str(self.port))
 
     def save(self, text: str) -> Path:
@@ -169,7 +175,7 @@ def _install(home: Path) -> dict[str, str]:
             ignored = shutil.ignore_patterns("__pycache__", "images")
             shutil.copytree(source, clone / name, ignore=ignored)
         else:
-            clone.mkdir(exist_ok=True)
+            (clone / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source, clone / name)
     packages = home / "packages"
     packages.mkdir()
@@ -182,6 +188,9 @@ def _install(home: Path) -> dict[str, str]:
     for name, text in PROGRAMS.items():
         (programs / name).write_text(f"#!/bin/sh\n{text}")
         (programs / name).chmod(0o755)
+    metadata = packages / "sglang-0.5.23.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: sglang\nVersion: 0.5.23\n")
     (packages / "sglang").mkdir()
     (packages / "sglang" / "__init__.py").touch()
     (packages / "sglang" / "launch_server.py").write_text(
@@ -190,6 +199,7 @@ def _install(home: Path) -> dict[str, str]:
     )
     environ = {
         "HOME": str(home),
+        "XDG_RUNTIME_DIR": str(home / "user"),
         "PATH": f"{clone}/.venv/bin:{programs}:{os.environ['PATH']}",
         "PYTHONPATH": str(packages),
         "SUPPORT": str(ROOT / "tests" / "support"),

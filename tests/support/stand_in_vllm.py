@@ -80,6 +80,7 @@ def arguments() -> argparse.Namespace:
     serve = parser.add_subparsers(required=True).add_parser("serve")
     serve.add_argument("model")
     serve.add_argument("--scheduler-cls")
+    serve.add_argument("--shutdown-timeout", type=int)
     serve.add_argument("--host")
     serve.add_argument("--port", type=int)
     serve.add_argument("--kv-cache-metrics", action="store_true")

@@ -99,7 +99,6 @@ class Triton(Polled):
     Attributes:
         models: Ready models by name and version.
         configs: Configurations by model name; other models have an empty one.
-        namespaced: Whether it runs with ``--model-namespacing``.
         instead: Replacements of an answer, by path.
         asked: Requests by path.
     """
@@ -108,7 +107,6 @@ class Triton(Polled):
         super().__init__(self._answer)
         self.models: dict[tuple[str, str], Model] = {}
         self.configs: dict[str, dict[str, Any]] = {}
-        self.namespaced = False
         self.instead: dict[str, Says] = {}
         self.asked: Counter[str] = Counter()
 
@@ -135,10 +133,6 @@ class Triton(Polled):
         found: object
         match method, parts:
             case "GET", ["models", "stats"]:
-                if self.namespaced:
-                    return error(
-                        "400 Bad Request", "Request for unknown model: '/r::m' is not found"
-                    )
                 found = self._stats(sorted(self.models))
             case "GET", ["models", name, "stats"] | ["models", name, "versions", _, "stats"]:
                 versions = parts[3:4] or [version for _, version in self.models]
@@ -152,9 +146,6 @@ class Triton(Polled):
                         "400 Bad Request", f"Request for unknown model: '{name}' is not found"
                     )
                 found = self.configs.get(name, {"name": name})
-            case "POST", ["repository", "index"]:
-                found = [{"name": n, "version": v, "state": "READY"} for n, v in self.models]
-                found.append({"name": "unloaded", "version": "1", "state": "UNAVAILABLE"})
             case _:
                 return recording("err_bad_path.http")
         return answer(json.dumps(found).encode())

@@ -41,7 +41,7 @@ class Screen:
     @property
     def engines(self) -> list[str]:
         """Names of the engines on the screen, in their order."""
-        words = [line.strip("> !✗").split(" ")[0] for line in self.lines]
+        words = [line.strip("> !✗●○▲■□").split(" ")[0] for line in self.lines]
         return [word for word in words if word.startswith("pod-")]
 
     @property
@@ -89,10 +89,10 @@ async def test_first_screen() -> None:
     """The screen has the verdict, the sums, and a line for each engine; 0 is not unknown."""
     quiet = engine(2, waiting=None, running=0.0, ttft=None, state=None)
     async with view(Reports(engine(1), quiet)) as screen:
-        assert "✓ all 2 engines are well: requests running 11, waiting 1" in screen.text
+        assert "● all 2 engines are well: requests running 11, waiting 1" in screen.text
         assert "running 11  waiting 1  tokens/s 2.00k in 1.00k out" in screen.text
         one, two = (line for line in screen.lines if "pod-" in line)
-        assert one.split()[:8] == [">", "pod-1", "ok", "11", "1", "1.00k", "501", "200ms"]
+        assert one.split()[:8] == [">●", "pod-1", "ok", "11", "1", "1.00k", "501", "200ms"]
         assert two.split()[:7] == ["pod-2", "--", "0", "--", "1.00k", "502", "--"]
 
 
@@ -100,13 +100,13 @@ async def test_verdict_names_the_worst() -> None:
     """The verdict and a sign beside the line name the worst engine."""
     stalled = engine(2, state="stalled", stalled_seconds=42.0, reason="step")
     async with view(Reports(engine(1), stalled)) as screen:
-        assert "✗ engine pod-2 is stalled: no progress for 42 s (step)" in screen.text
-        assert any(line.startswith(" ✗pod-2") for line in screen.lines)
+        assert "■ engine pod-2 is stalled: no progress for 42 s (step)" in screen.text
+        assert any(line.startswith(">■ pod-2") for line in screen.lines)
 
 
 @pytest.mark.parametrize(
     ("width", "last"),
-    [(40, "KV"), (60, "KV"), (80, "KV"), (100, "HITS"), (120, "ABORT"), (200, "LOAD")],
+    [(40, "KV"), (60, "KV"), (80, "KV"), (100, "HITS"), (120, "PREEMPT"), (200, "LOAD")],
 )
 async def test_widths(width: int, last: str) -> None:
     """Columns leave by their importance, and the ones that stay are whole."""
@@ -114,7 +114,7 @@ async def test_widths(width: int, last: str) -> None:
     async with view(Reports(*rows), (width, 24)) as screen:
         (head,) = (line for line in screen.lines if "ENGINE" in line)
         assert head.split()[-1] == last
-        assert {"ENGINE▲", "STATE", "WAIT"} <= set(head.split())
+        assert {"ENGINE", "STATE▲", "WAIT"} <= set(head.split())
         lines = [line[: width - 1].rstrip() for line in screen.lines if "vllm-" in line]
         assert len(lines) > 10
         assert {len(line) for line in lines} == {len(head)}
@@ -139,6 +139,8 @@ async def test_sort() -> None:
     rows = [engine(2), engine(10), engine(1), engine(3, running=None)]
     async with view(Reports(*rows)) as screen:
         assert screen.engines == ["pod-1", "pod-2", "pod-3", "pod-10"]
+        while screen.app.order.key != "engine":
+            await screen.press("s")
         await screen.press("S")
         assert screen.engines == ["pod-10", "pod-3", "pod-2", "pod-1"]
         while screen.app.order.key != "running":
@@ -194,9 +196,9 @@ async def test_details() -> None:
     async with view(source, (80, 24)) as screen:
         await screen.press("down", "enter")
         await screen.shows("Qwen, vllm, http://10.0.0.1:9400")
-        assert "TTFT              100ms    200ms    300ms       40" in screen.text
+        assert "TTFT                  100ms    200ms    300ms       40" in screen.text
         assert "30 ended, 0 of them aborted; 2 preemptions" in screen.text
-        assert "TTFT p95          200ms" in screen.text
+        assert "TTFT p95              200ms" in screen.text
         source.targets = [TargetReport(url=URL, engines=[engine(1), engine(2, running=77.0)])]
         await screen.poll()
         assert "77 running, 2 waiting" in screen.text
@@ -217,9 +219,9 @@ async def test_failed_targets() -> None:
     ]
     async with view(source) as screen:
         assert "2 of 3 targets failed" in screen.lines[0]
-        assert f"✗{DOWN}: timed out after 2 s (last answer 31s ago)" in screen.text
-        assert "✗http://10.0.0.3: 401 Unauthorized: give --user" in screen.text
-        assert " !pod-2" in screen.text
+        assert f"✗ {DOWN}: timed out after 2 s (last answer 31s ago)" in screen.text
+        assert "✗ http://10.0.0.3: 401 Unauthorized: give --user" in screen.text
+        assert " ! pod-2" in screen.text
         assert "running 11 " in screen.text
         await screen.press("enter")
         await screen.shows("✗ timed out after 2 s; its last answer is 31s old")
@@ -268,7 +270,7 @@ async def test_slow_poll() -> None:
         source.answering.set()
         await screen.shows("pod-2")
         source.answering.clear()
-        await screen.press("S", "down")
+        await screen.press("left", "S", "down")
         assert screen.engines == ["pod-2", "pod-1"]
         await screen.shows("no answer for 3s")
         assert source.polls > 1
@@ -341,7 +343,7 @@ async def test_hostile_names() -> None:
 async def test_no_engines() -> None:
     """Without engines the view says so, and keys do no harm."""
     async with view(Reports()) as screen:
-        assert "! no engine is connected" in screen.text
+        assert "▲ no engine is connected" in screen.text
         await screen.press("down", "G", "enter", "s", "S", "pageup")
         assert "running --  waiting --" in screen.text
 
@@ -360,6 +362,6 @@ async def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     full = engine(2, kv_cache_usage=1.0, waiting=9.0)
     async with view(Reports(engine(1), full)) as screen:
-        assert "! engine pod-2 is full" in screen.text
-        assert " !pod-2" in screen.text
+        assert "▲ engine pod-2 is full" in screen.text
+        assert ">▲ pod-2" in screen.text
         assert "━━━ 100%" in screen.text

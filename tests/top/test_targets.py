@@ -22,8 +22,8 @@ from reporting_processes import process
 from sidestep.catalog.page_reader import Reading, read_page
 from sidestep.errors import ConfigError
 from sidestep.exposition.live.answers import EngineRow
+from sidestep.exposition.live.history import histogram_quantile
 from sidestep.exposition.live.increases import MAX_READINGS, Increases
-from sidestep.metrics.quantile import histogram_quantile
 from sidestep_tools.top.report import TargetReport
 from sidestep_tools.top.targets import Target, Targets
 from sidestep_tools.web_client import fetch
@@ -381,7 +381,9 @@ async def test_the_command() -> None:
         code, output, _ = await command(url, nobody, "--once", "--interval", "0.5")
         lines = output.splitlines()
         assert code == 1
-        assert lines[0].startswith(f"critical: http://{nobody} does not answer: cannot connect")
+        assert lines[0].startswith(
+            f"critical: 1 of 2 targets failed: http://{nobody} does not answer: cannot connect"
+        )
         assert "; 1 engine is well: requests running" in lines[0]
         assert lines[2].split()[:3] == ["ENGINE", "MODEL", "STATE"]
         assert lines[3].split()[:2] == ["0", "tiny"]

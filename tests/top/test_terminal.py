@@ -41,7 +41,7 @@ async def test_keys(shell: Terminal) -> None:
     """The table is there at once, keys change it, and quitting restores the terminal."""
     before = await modes(shell)
     await shell.run(f"{VIEW}; echo exit code $?")
-    await shell.shows("ENGINE▲")
+    await shell.shows("STATE▲")
     await shell.shows("sidestep top · 2 engines")
     assert shell.state("alternate_on") == ["1"]
     shell.press("S")
@@ -70,7 +70,7 @@ async def test_keys(shell: Terminal) -> None:
 async def test_ends(shell: Terminal, how: str | signal.Signals) -> None:
     """Ctrl-C and signals end it in order."""
     await shell.run(f"{VIEW}; echo exit code $?")
-    await shell.shows("ENGINE▲")
+    await shell.shows("STATE▲")
     if isinstance(how, signal.Signals):
         os.kill(await child(shell), how)
     else:
@@ -82,7 +82,7 @@ async def test_ends(shell: Terminal, how: str | signal.Signals) -> None:
 async def test_closed_terminal(shell: Terminal) -> None:
     """A terminal that is closed ends it."""
     await shell.run(VIEW)
-    await shell.shows("ENGINE▲")
+    await shell.shows("STATE▲")
     process = await child(shell)
     shell.tmux("kill-server")
     await until(lambda: not runs(process), 20)

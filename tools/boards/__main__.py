@@ -14,20 +14,20 @@ from tools.boards import (
     latency,
     sglang,
     slow_requests,
-    speculation,
     tenants,
     triton,
     vllm,
+    why,
 )
 
 GRAFANA = Path(__file__).parents[2] / "grafana"
 BOARDS = (
     fleet.BOARD,
+    why.BOARD,
     vllm.BOARD,
     sglang.BOARD,
     latency.BOARD,
     kv_cache.BOARD,
-    speculation.BOARD,
     tenants.BOARD,
     triton.BOARD,
     health.BOARD,

@@ -10,6 +10,19 @@ from tools.boards.panels import SOURCE, uid
 
 TAG = "sidestep"
 COLUMNS = 24
+PLUGINS = {
+    "prometheus": "Prometheus",
+    "loki": "Loki",
+    "alertlist": "Alert list",
+    "bargauge": "Bar gauge",
+    "heatmap": "Heatmap",
+    "stat": "Stat",
+    "state-timeline": "State timeline",
+    "table": "Table",
+    "text": "Text",
+    "timeseries": "Time series",
+}
+"""Names of plugins, all of which Grafana has built in."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +180,12 @@ class Dashboard:
 
     def made(self) -> dict[str, Any]:
         """Return its JSON, without an id, so that every Grafana imports it as new."""
+        panels = self._panels()
         return {
+            "__inputs": [],
+            "__elements": {},
+            "__requires": self._required(panels),
+            "id": None,
             "uid": uid(self.file),
             "title": f"{TAG} / {self.title}",
             "description": self.says,
@@ -190,8 +208,21 @@ class Dashboard:
             "templating": {
                 "list": [_datasource(self.source), *(each.made() for each in self.variables)]
             },
-            "panels": self._panels(),
+            "panels": panels,
         }
+
+    def _required(self, panels: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return what grafana.com lists as necessary: Grafana, the data source, and kinds of panels."""
+        inside = [each for panel in panels for each in (panel, *panel.get("panels", ()))]
+        kinds = sorted({each["type"] for each in inside} - {"row"})
+        plugins = [("datasource", self.source, "1.0.0"), *(("panel", kind, "") for kind in kinds)]
+        return [
+            {"type": "grafana", "id": "grafana", "name": "Grafana", "version": "10.0.0"},
+            *(
+                {"type": kind, "id": plugin, "name": PLUGINS[plugin], "version": version}
+                for kind, plugin, version in plugins
+            ),
+        ]
 
     def _panels(self) -> list[dict[str, Any]]:
         made: list[dict[str, Any]] = []

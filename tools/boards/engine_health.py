@@ -5,25 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tools.boards import reasons
+from tools.boards.colors import STATES
 from tools.boards.dashboard import Annotation, Row
-from tools.boards.panels import DrillDown, Panel, Query
+from tools.boards.panels import DrillDown, LivePage, Panel, Query
 from tools.boards.queries import PLACE, PLACE_NAME, WINDOW, Scope, changed, grouped, most, total
 from tools.boards.shapes import lines
 
 STATE = "sidestep_engine_state"
-STATES = {
-    "ok": "green",
-    "idle": "blue",
-    "asleep": "purple",
-    "starting": "yellow",
-    "stopped": "text",
-    "slow": "orange",
-    "unreachable": "dark-red",
-    "stalled": "red",
-}
-"""Colors by state; of several engines with equal labels, the timeline shows the last of these."""
+ENGINES = (
+    "Engines that exporters know, silent ones included, as on the live page: each core of vLLM, each process"
+    " of SGLang, each server that is polled."
+)
+"""Meaning of the number of engines, the same on all dashboards."""
 EACH = (*PLACE, "model_name", "engine")
-NAME = f"{{{{model_name}}}} {{{{engine}}}} {PLACE_NAME}"
+NAME = f"{{{{model_name}}}} engine {{{{engine}}}} {PLACE_NAME}"
 
 
 def engine_events(of: Scope, **matched: str) -> Sequence[Annotation]:
@@ -65,7 +60,7 @@ def engine_health(of: Scope, links: Sequence[DrillDown], **matched: str) -> Row:
                 width=24,
                 queries=[Query(grouped("max", EACH, states), NAME)],
                 states=STATES,
-                links=links,
+                links=[*links, LivePage()],
             ),
             lines(
                 "Engines by state",
@@ -74,6 +69,7 @@ def engine_health(of: Scope, links: Sequence[DrillDown], **matched: str) -> Row:
                 Query(total(of(STATE, **matched), "state"), "{{state}}"),
                 width=6,
                 stacked=True,
+                colors=STATES,
             ),
             lines(
                 "Stalled for",

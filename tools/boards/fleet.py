@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from tools.boards import reasons
 from tools.boards.dashboard import TARGET, Dashboard, Row, Variable
-from tools.boards.engine_health import engine_events, engine_health
+from tools.boards.engine_health import ENGINES, engine_events, engine_health
 from tools.boards.gpu import gpus
-from tools.boards.panels import AlertList, DrillDown, Panel, Query
+from tools.boards.panels import AlertList, DrillDown, LivePage, Panel, Query
 from tools.boards.queries import (
     PLACE,
     PLACE_COLUMNS,
-    REPLICA,
     RUNNING,
     WAITING,
     Histogram,
@@ -81,6 +80,7 @@ LATENCY_OF_MODEL = DrillDown("Request latency", "latency", ("model_name",))
 OF_MODEL = (
     DrillDown("vLLM engines", "vllm", ("model_name",)),
     DrillDown("SGLang engines", "sglang", ("model_name",)),
+    DrillDown("Why is it slow", "why", ("model_name",)),
     LATENCY_OF_MODEL,
 )
 """Links from all engines of a model."""
@@ -104,16 +104,11 @@ def by_model(
 
 
 TILES = (
+    tile("Engines", ENGINES, reasons.STATES, f"count ({of('sidestep_engine_up')})"),
     tile(
-        "Engines",
-        "vLLM, SGLang, llama.cpp and TensorRT-LLM engines; each data-parallel rank is one.",
-        reasons.ENGINES,
-        f"count ({most(of(*RUNNING, priority=''), REPLICA)})",
-    ),
-    tile(
-        "Silent sources",
-        "Connections from engine processes that have stopped or died.",
-        reasons.EXPORTER,
+        "Engines down",
+        "Engines that have stopped, or are silent.",
+        reasons.STATES,
         total(f"{of('sidestep_engine_up')} == bool 0"),
         limits=(1, 1),
     ),
@@ -302,21 +297,18 @@ CAPACITY = (
     ),
 )
 
-SOURCE = (*PLACE, "model_name", "engine")
-SOURCES = Panel(
-    title="Sources",
-    says=(
-        "Sources of the exporters' data: a vLLM engine by its number, each of SGLang's "
-        "collectors, a server that is polled by its URL."
-    ),
-    empty=reasons.EXPORTER,
+ONE = (*PLACE, "model_name", "engine")
+EACH = Panel(
+    title="Engines by exporter",
+    says=ENGINES,
+    empty=reasons.STATES,
     kind="table",
     width=24,
     height=10,
     queries=[
-        Query(most(of("sidestep_engine_up"), SOURCE)),
-        Query(rate(of("sidestep_engine_restarts_total"), SOURCE)),
-        Query(f"time() - {most(of('sidestep_engine_last_seen_timestamp_seconds'), SOURCE)}"),
+        Query(most(of("sidestep_engine_up"), ONE)),
+        Query(rate(of("sidestep_engine_restarts_total"), ONE)),
+        Query(f"time() - {most(of('sidestep_engine_last_seen_timestamp_seconds'), ONE)}"),
     ],
     columns={
         **PLACE_COLUMNS,
@@ -327,7 +319,7 @@ SOURCES = Panel(
         "Value #C": "Last message",
     },
     units={"Last message": "s"},
-    links=OF_ENGINE,
+    links=(*OF_ENGINE, LivePage()),
 )
 
 BOARD = Dashboard(
@@ -350,8 +342,13 @@ BOARD = Dashboard(
         Row("Latency", LATENCY),
         Row("Capacity", CAPACITY),
         gpus(of),
-        Row("Sources", (SOURCES,), collapsed=True),
+        Row("Engines by exporter", (EACH,), collapsed=True),
     ],
     annotations=engine_events(of),
-    next={"vllm": "vLLM engine", "sglang": "SGLang engine", "latency": "Request latency"},
+    next={
+        "why": "Why is it slow",
+        "vllm": "vLLM engine",
+        "sglang": "SGLang engine",
+        "latency": "Request latency",
+    },
 )

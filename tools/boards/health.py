@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from tools.boards import reasons
+from tools.boards.colors import SERVERS
 from tools.boards.dashboard import TARGET, Annotation, Dashboard, Row
+from tools.boards.engine_health import ENGINES
 from tools.boards.panels import Panel, Query
 from tools.boards.queries import (
     PLACE,
@@ -32,7 +34,7 @@ TILES = (
     ),
     tile(
         "Engines",
-        "Engines known, silent ones included.",
+        ENGINES,
         reasons.EXPORTER,
         total(of("sidestep_engines")),
         width=4,
@@ -198,7 +200,7 @@ PROCESS = (
         "Rejected clients",
         "Rejected clients per second, by reason: no key or password, or a limit.",
         reasons.EXPORTER,
-        Query(rate(of("sidestep_auth_denied_total"), "reason"), "{{reason}}"),
+        Query(rate(of("sidestep_auth_denied_total"), "reason"), "authentication {{reason}}"),
         Query(rate(of("sidestep_http_refused_total"), "reason"), "HTTP {{reason}}"),
         unit="cps",
         width=6,
@@ -227,6 +229,7 @@ SOURCES = (
         "Targets whose pages the exporter scrapes and exposes, by state.",
         reasons.PASSED_ON,
         Query(total(of("sidestep_scrape_state"), "state"), "{{state}}"),
+        colors=SERVERS,
     ),
 )
 

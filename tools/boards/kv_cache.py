@@ -25,7 +25,7 @@ of = Scope("model_name", "engine")
 sglang = Scope("model_name")
 radix = Scope()
 EACH = (*PLACE, "engine")
-NAME = f"{PLACE_NAME} {{{{engine}}}}"
+NAME = f"{PLACE_NAME} engine {{{{engine}}}}"
 RANK = (*PLACE, "dp_rank")
 RANK_NAME = f"{PLACE_NAME} {{{{dp_rank}}}}"
 
@@ -113,8 +113,8 @@ USAGE = (
         "KV cache usage",
         "Share of the KV cache in use. Cached blocks that no request uses count as free.",
         reasons.ENGINES,
-        Query(most(of("vllm:kv_cache_usage_perc"), EACH), NAME),
-        Query(most(sglang("sglang:token_usage"), RANK), RANK_NAME),
+        Query(most(of("vllm:kv_cache_usage_perc"), EACH), f"vLLM {NAME}"),
+        Query(most(sglang("sglang:token_usage"), RANK), f"SGLang {RANK_NAME}"),
         unit="percentunit",
         most=1,
     ),
@@ -126,15 +126,19 @@ USAGE = (
         ),
         reasons.NO_TRAFFIC,
         Query(
-            hit_rate("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total", EACH), NAME
+            hit_rate("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total", EACH),
+            f"vLLM {NAME}",
         ),
         Query(
             hit_rate(
                 "vllm:external_prefix_cache_hits_total", "vllm:external_prefix_cache_queries_total"
             ),
-            "shared",
+            "vLLM, shared cache",
         ),
-        Query(hit_rate("vllm:mm_cache_hits_total", "vllm:mm_cache_queries_total"), "multimodal"),
+        Query(
+            hit_rate("vllm:mm_cache_hits_total", "vllm:mm_cache_queries_total"),
+            "vLLM, multimodal items",
+        ),
         Query(SGLANG_HITS, "SGLang"),
         unit="percentunit",
         most=1,
@@ -143,10 +147,10 @@ USAGE = (
         "Preemptions",
         "Preempted requests per second; SGLang calls them retracted.",
         reasons.ENGINES,
-        Query(rate(of("vllm:num_preemptions_total"), EACH), NAME),
+        Query(rate(of("vllm:num_preemptions_total"), EACH), f"vLLM {NAME}"),
         Query(
             once_rate(sglang("sglang:num_retracted_requests_total"), RANK),
-            RANK_NAME,
+            f"SGLang {RANK_NAME}",
         ),
         unit="reqps",
     ),
@@ -215,7 +219,7 @@ OTHER_SIZES = (
             "the present one, estimated from sampled blocks; and the measured share."
         ),
         reasons.LOOKUPS,
-        Query(mean(of("sidestep_kv_whatif_hit_ratio"), "capacity"), "{{capacity}}"),
+        Query(mean(of("sidestep_kv_whatif_hit_ratio"), "capacity"), "{{capacity}} the size"),
         Query(hit_rate(*VLLM_HIT_RATE), "found, vLLM"),
         Query(SGLANG_HITS, "found, SGLang"),
         unit="percentunit",

@@ -62,6 +62,18 @@ class DrillDown:
         return {"title": self.title, "url": url, "targetBlank": False}
 
 
+@dataclasses.dataclass(frozen=True)
+class LivePage:
+    """A link from a series or a row to the live page of its exporter."""
+
+    labels: Sequence[str] = ("instance",)
+
+    def made(self, value: Callable[[str], str]) -> dict[str, Any]:
+        """Return its JSON; ``value`` returns Grafana's name of the value of a label."""
+        url = f"http://${{{value('instance')}}}/"
+        return {"title": "Live page of the exporter", "url": url, "targetBlank": True}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Panel:
     """A panel: its queries and how to show them.
@@ -76,7 +88,8 @@ class Panel:
         columns: Names of a table's columns by label, then by query; others are hidden.
         units: Units of a table's columns.
         states: Texts of a state timeline's values, from 1, and their colors.
-        links: Other dashboards with more about a series or a row.
+        colors: Colors of series by their legend; those of other panels with the same series.
+        links: Other dashboards with more about a series or a row, or the live page.
     """
 
     title: str
@@ -93,7 +106,8 @@ class Panel:
     columns: Mapping[str, str] = dataclasses.field(default_factory=dict)
     units: Mapping[str, str] = dataclasses.field(default_factory=dict)
     states: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    links: Sequence[DrillDown] = ()
+    colors: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    links: Sequence[DrillDown | LivePage] = ()
 
     def made(self, number: int, x: int, y: int) -> dict[str, Any]:
         """Return its JSON at a position."""
@@ -181,6 +195,10 @@ class Panel:
 
     def _overrides(self) -> list[dict[str, Any]]:
         found = [_override(column, "unit", unit) for column, unit in self.units.items()]
+        found += [
+            _override(name, "color", {"mode": "fixed", "fixedColor": color})
+            for name, color in self.colors.items()
+        ]
         if self.kind == "table":
             by_column: dict[str, list[dict[str, Any]]] = {}
             for link in self.links:
@@ -202,8 +220,12 @@ class Panel:
             "justifyMode": "auto",
             "orientation": "auto",
             "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
-            "textMode": "value_and_name" if len(self.queries) > 1 else "auto",
+            "textMode": "value_and_name" if self._is_named() else "auto",
         }
+
+    def _is_named(self) -> bool:
+        """Return whether there are several numbers, which need names."""
+        return len(self.queries) > 1 or "{{" in self.queries[0].legend
 
     def _heatmap(self) -> dict[str, Any]:
         return {

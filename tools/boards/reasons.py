@@ -56,3 +56,19 @@ TENANT_PRICES = (
     "Only with prices of tokens, by tenant: --prices.model, --tenants.by (docs/tenants.md)."
 )
 GPU_PRICE = "Only with --prices.gpu-hour and NVIDIA's dcgm-exporter (docs/tenants.md)."
+LIMITS = (
+    "No engine reports limits here: it needs vLLM's tap (docs/vllm-core.md), or SGLang's plugin"
+    " (docs/sglang.md)."
+)
+NO_LIMIT = "No limit keeps requests waiting now, or no engine reports limits (docs/vllm-core.md)."
+PARTS = (
+    "No request ended in this time, or none has parts: vLLM's plugin or tap, or SGLang's plugin, sends"
+    " them (docs/requests.md)."
+)
+BACKLOG = (
+    "No engine reports its backlog: it needs vLLM's tap, or SGLang's plugin (docs/autoscaling.md)."
+)
+UNCACHED = (
+    "Only with SGLang's plugin: other engines look a request up when they admit it"
+    " (docs/autoscaling.md)."
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tools.boards import reasons
+from tools.boards import reasons, speculation
 from tools.boards.dashboard import TARGET, Dashboard, Row, Variable
 from tools.boards.engine_health import engine_events, engine_health
 from tools.boards.gpu import gpus
@@ -17,6 +17,8 @@ from tools.boards.queries import (
     once_mean_rate,
     once_rate,
     rate,
+    ratio,
+    total,
 )
 from tools.boards.shapes import SATURATED, TOKENS, heat, lines, quantiles, tile
 
@@ -116,6 +118,13 @@ LOAD = (
         ),
         reasons.SGLANG,
         Query(once_rate(of("sglang:realtime_tokens_total"), "mode"), "{{mode}}"),
+        unit=TOKENS,
+    ),
+    lines(
+        "Generation throughput",
+        "Tokens generated per second between SGLang's last two reports, by data-parallel rank.",
+        reasons.SGLANG,
+        Query(once(of("sglang:gen_throughput"), RANK), NAME),
         unit=TOKENS,
     ),
     lines(
@@ -239,6 +248,25 @@ MEMORY = (
         width=6,
     ),
     lines(
+        "Prefix-cache hit rate",
+        (
+            "Share of prompt tokens that were found in a cache: measured, and of the latest prefill batch as"
+            " SGLang reports it."
+        ),
+        reasons.NO_SGLANG_TRAFFIC,
+        Query(
+            ratio(
+                once_rate(of("sglang:prefill_effective_tokens_total", mode="~.*_hit")),
+                once_rate(of("sglang:prefill_effective_tokens_total")),
+            ),
+            "measured",
+        ),
+        Query(most(of("sglang:cache_hit_rate"), RANK), f"latest batch {NAME}"),
+        unit="percentunit",
+        most=1,
+        width=6,
+    ),
+    lines(
         "Evicted tokens",
         "Token slots freed by eviction per second, by whether they were copied to host memory.",
         reasons.SGLANG,
@@ -332,12 +360,29 @@ SEPARATED = (
         histogram("sglang:kv_transfer_latency_ms"),
         "ms",
     ),
+)
+
+WEB = (
     lines(
-        "HTTP",
-        "Responses per second, by status.",
+        "HTTP requests by endpoint",
+        "HTTP requests per second that the server received, by endpoint.",
+        reasons.SGLANG,
+        Query(rate(cache("sglang:http_requests_total"), "endpoint"), "{{endpoint}}"),
+        unit="reqps",
+    ),
+    lines(
+        "HTTP responses by status",
+        "HTTP responses per second, by status.",
         reasons.SGLANG,
         Query(rate(cache("sglang:http_responses_total"), "status_code"), "{{status_code}}"),
         unit="reqps",
+        stacked=True,
+    ),
+    lines(
+        "HTTP requests in progress",
+        "HTTP requests that the server has received and not yet responded to, by endpoint.",
+        reasons.SGLANG,
+        Query(total(cache("sglang:http_requests_active"), "endpoint"), "{{endpoint}}"),
     ),
 )
 
@@ -363,9 +408,11 @@ BOARD = Dashboard(
         Row("Memory", MEMORY),
         Row("Scheduler", SCHEDULER),
         Row("Forward passes, from the engine's stream", PASSES, collapsed=True),
+        *speculation.OF_SGLANG,
         gpus(of),
-        Row("Disaggregated prefill and decode, and HTTP", SEPARATED, collapsed=True),
+        Row("Disaggregated prefill and decode", SEPARATED, collapsed=True),
+        Row("HTTP", WEB, collapsed=True),
     ],
     annotations=engine_events(of, engine=PROCESSES),
-    next={"latency": "Request latency", "kv-cache": "KV cache"},
+    next={"why": "Why is it slow", "latency": "Request latency", "kv-cache": "KV cache"},
 )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
-from tools.boards.panels import QUANTILES, DrillDown, Panel, Query
+from tools.boards.panels import QUANTILES, DrillDown, LivePage, Panel, Query
 from tools.boards.queries import Histogram
 
 TOKENS = "count:tokens/s"
@@ -48,7 +49,8 @@ def lines(
     most: float | None = None,
     limits: tuple[float, float] | None = None,
     stacked: bool = False,
-    links: Sequence[DrillDown] = (),
+    colors: Mapping[str, str] = MappingProxyType({}),
+    links: Sequence[DrillDown | LivePage] = (),
 ) -> Panel:
     """Return a panel of values over time."""
     return Panel(
@@ -61,6 +63,7 @@ def lines(
         most=most,
         limits=limits,
         stacked=stacked,
+        colors=colors,
         links=links,
     )
 

@@ -1,10 +1,9 @@
-"""The dashboard of speculative decoding and of LoRA adapters."""
+"""Rows of speculative decoding and of LoRA adapters, for the engines' dashboards."""
 
 from __future__ import annotations
 
 from tools.boards import reasons
-from tools.boards.dashboard import TARGET, Dashboard, Row, Variable
-from tools.boards.engine_health import engine_events
+from tools.boards.dashboard import Row
 from tools.boards.panels import Panel, Query
 from tools.boards.queries import (
     PLACE,
@@ -18,15 +17,16 @@ from tools.boards.queries import (
     ratio,
     total,
 )
-from tools.boards.shapes import TOKENS, lines, tile
+from tools.boards.shapes import TOKENS, lines
 
 of = Scope("model_name", "engine")
 info = Scope()
 """``vllm:lora_requests_info`` has neither model nor engine."""
 sglang = Scope("model_name")
 EACH = (*PLACE, "engine")
-NAME = f"{PLACE_NAME} {{{{engine}}}}"
+NAME = f"{PLACE_NAME} engine {{{{engine}}}}"
 RANK = (*PLACE, "dp_rank")
+RANK_NAME = f"{PLACE_NAME} {{{{dp_rank}}}}"
 
 DRAFTS = "vllm:spec_decode_num_drafts_total"
 DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
@@ -50,56 +50,6 @@ def length(by: tuple[str, ...] | str = "") -> str:
     return f"1 + {ratio(rate(of(ACCEPTED), by), rate(of(DRAFTS), by))}"
 
 
-TILES = (
-    tile(
-        "Acceptance rate",
-        "Share of draft tokens that the target model accepted.",
-        reasons.SPECULATION,
-        accepted(),
-        unit="percentunit",
-        width=4,
-        most=1,
-    ),
-    tile(
-        "Acceptance length",
-        "Tokens per verification, including the target model's own. Without speculation it is 1.",
-        reasons.SPECULATION,
-        length(),
-        width=4,
-    ),
-    tile(
-        "Rejected draft tokens",
-        "Draft tokens per second that were not accepted.",
-        reasons.SPECULATION,
-        f"{rate(of(DRAFTED))} - {rate(of(ACCEPTED))}",
-        unit=TOKENS,
-        width=4,
-    ),
-    tile(
-        "Acceptance rate, SGLang",
-        "Share of draft tokens that were accepted since SGLang's previous report.",
-        reasons.SGLANG_SPECULATION,
-        speculating("sglang:spec_accept_rate"),
-        unit="percentunit",
-        width=4,
-        most=1,
-    ),
-    tile(
-        "Running LoRA adapters",
-        "LoRA adapters that have requests in a batch.",
-        reasons.LORA,
-        f"count ({total(of('sidestep_lora_requests', state='running'), 'adapter')} > 0) or 0 * {total(of('sidestep_lora_requests'))}",
-        width=4,
-    ),
-    tile(
-        "Waiting LoRA requests",
-        "Waiting requests that use an adapter; complete only with the tap.",
-        reasons.LORA,
-        total(of("sidestep_lora_requests", state="waiting")),
-        width=4,
-    ),
-)
-
 SPECULATION = (
     lines(
         "Acceptance rate",
@@ -116,11 +66,12 @@ SPECULATION = (
         Query(length(EACH), NAME),
     ),
     lines(
-        "Token throughput",
-        "Draft tokens, accepted tokens and all generated tokens per second.",
+        "Draft tokens",
+        "Draft tokens, accepted and rejected ones, and all generated tokens per second.",
         reasons.SPECULATION,
         Query(rate(of(DRAFTED)), "drafted"),
         Query(rate(of(ACCEPTED)), "accepted"),
+        Query(f"{rate(of(DRAFTED))} - {rate(of(ACCEPTED))}", "rejected"),
         Query(
             f"{rate(of('vllm:generation_tokens_total'), EACH)} and {rate(of(DRAFTS), EACH)}",
             f"generated {NAME}",
@@ -155,12 +106,6 @@ SPECULATION = (
             )
         ],
     ),
-    lines(
-        "Acceptance length, SGLang",
-        "Tokens per verification since SGLang's previous report, including the target model's own.",
-        reasons.SGLANG_SPECULATION,
-        Query(speculating("sglang:spec_accept_length", RANK), f"{PLACE_NAME} {{{{dp_rank}}}}"),
-    ),
 )
 
 ADAPTERS = (
@@ -177,13 +122,6 @@ ADAPTERS = (
         reasons.LORA,
         Query(total(of("sidestep_lora_requests", state="waiting"), "adapter"), "{{adapter}}"),
         stacked=True,
-    ),
-    lines(
-        "Adapter slots, SGLang",
-        "Adapter slots in use, and all adapter slots.",
-        reasons.SGLANG_LORA,
-        Query(once(sglang("sglang:lora_pool_slots_used")), "used"),
-        Query(once(sglang("sglang:lora_pool_slots_total")), "capacity"),
     ),
     Panel(
         title="LoRA adapters by engine",
@@ -211,28 +149,48 @@ ADAPTERS = (
     ),
 )
 
-BOARD = Dashboard(
-    file="speculation-lora",
-    title="Speculative decoding and LoRA",
-    annotations=engine_events(sglang),
-    says="Gain of speculative decoding, and running and waiting LoRA adapters.",
-    tags=["llm", "speculative-decoding", "lora"],
-    variables=[
-        *TARGET,
-        Variable(
-            "model_name",
-            "Model",
-            Scope()("vllm:num_requests_running", "sglang:num_running_reqs"),
+OF_VLLM = (
+    Row("Speculative decoding", SPECULATION, collapsed=True),
+    Row("LoRA adapters", ADAPTERS, collapsed=True),
+)
+OF_SGLANG = (
+    Row(
+        "Speculative decoding",
+        (
+            lines(
+                "Acceptance rate",
+                "Share of draft tokens that were accepted since SGLang's previous report.",
+                reasons.SGLANG_SPECULATION,
+                Query(speculating("sglang:spec_accept_rate", RANK), RANK_NAME),
+                unit="percentunit",
+                most=1,
+                width=12,
+            ),
+            lines(
+                "Acceptance length",
+                (
+                    "Tokens per verification since SGLang's previous report, including the target model's"
+                    " own."
+                ),
+                reasons.SGLANG_SPECULATION,
+                Query(speculating("sglang:spec_accept_length", RANK), RANK_NAME),
+                width=12,
+            ),
         ),
-        Variable(
-            "engine",
-            "Engine",
-            sglang("vllm:num_requests_running"),
+        collapsed=True,
+    ),
+    Row(
+        "LoRA adapters",
+        (
+            lines(
+                "Adapter slots",
+                "Adapter slots in use, and all adapter slots.",
+                reasons.SGLANG_LORA,
+                Query(once(sglang("sglang:lora_pool_slots_used")), "used"),
+                Query(once(sglang("sglang:lora_pool_slots_total")), "capacity"),
+                width=24,
+            ),
         ),
-    ],
-    rows=[
-        Row("Now", TILES),
-        Row("Speculative decoding", SPECULATION),
-        Row("LoRA adapters", ADAPTERS),
-    ],
+        collapsed=True,
+    ),
 )

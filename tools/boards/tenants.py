@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tools.boards import gpu, reasons
+from tools.boards.colors import PARTS
 from tools.boards.dashboard import TARGET, Dashboard, Row, Variable
 from tools.boards.engine_health import engine_events
 from tools.boards.panels import Panel, Query
@@ -34,6 +35,7 @@ GENERATED, GENERATED_ALL = (
 )
 HELD, HELD_ALL = "sidestep_tenant_kv_block_seconds_total", of("sidestep_kv_block_seconds_total")
 COST, COST_ALL = "sidestep_tenant_cost_total", of("sidestep_cost_total")
+PART = "sidestep_tenant_request_part_seconds_total"
 QUEUED, COMPUTING = (
     "sidestep_tenant_queue_seconds_total",
     "sidestep_tenant_compute_seconds_total",
@@ -213,6 +215,20 @@ TIME = (
         HELD,
         HELD_ALL,
         "short",
+    ),
+    lines(
+        "Latency by part",
+        "Share of each part in the latency of the chosen tenants' requests that ended.",
+        reasons.NO_TENANT_TRAFFIC,
+        Query(
+            f"{rate(chosen(PART), 'part')} / on () group_left () ({rate(chosen(PART))} > 0)",
+            "{{part}}",
+        ),
+        unit="percentunit",
+        width=24,
+        most=1,
+        stacked=True,
+        colors=PARTS,
     ),
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tools.boards import reasons
+from tools.boards.colors import SERVERS
 from tools.boards.dashboard import TARGET, Annotation, Dashboard, Row, Variable
 from tools.boards.panels import Panel, Query
 from tools.boards.queries import Histogram, Scope, changed, most, rate, ratio, total
@@ -11,7 +12,7 @@ from tools.boards.shapes import heat, lines, quantiles, tile
 of = Scope("model", "version")
 server = Scope()
 MODEL = ("model", "version")
-NAME = "{{model}} {{version}}"
+NAME = "{{model}} version {{version}}"
 MICRO = 1e-6
 STAGES = {
     "queue": "nv_inference_queue_duration_us",
@@ -27,6 +28,11 @@ POLLS = Histogram(server, "sidestep_triton_poll_duration_seconds")
 def mean_time(family: str, by: tuple[str, ...] | str = "") -> str:
     """Return seconds per request; Triton counts microseconds."""
     return f"{ratio(rate(of(family), by), rate(of(SUCCESS), by))} * {MICRO:.0e}"
+
+
+def by_stage(seconds: str, executions: str) -> str:
+    """Return seconds of each stage per execution."""
+    return f"{seconds} / on () group_left () ({executions} > 0)"
 
 
 TILES = (
@@ -102,7 +108,7 @@ REQUESTS = (
         "Failed requests per second, by reason if Triton's own page is polled.",
         reasons.TRITON,
         Query(rate(of("sidestep_triton_failed_requests_total"), MODEL), NAME),
-        Query(rate(of("nv_inference_request_failure"), "reason"), "{{reason}}"),
+        Query(rate(of("nv_inference_request_failure"), "reason"), "all models {{reason}}"),
         unit="reqps",
     ),
     lines(
@@ -176,6 +182,20 @@ BATCHING = (
         unit="s",
     ),
     lines(
+        "Time of an execution by stage, mean",
+        "Time of an execution in preparing inputs, in the model and in outputs, mean of all batch sizes.",
+        reasons.NO_TRITON_TRAFFIC,
+        Query(
+            by_stage(
+                rate(of("sidestep_triton_batch_stage_seconds_total"), "stage"),
+                rate(of("sidestep_triton_batch_executions_total")),
+            ),
+            "{{stage}}",
+        ),
+        unit="s",
+        stacked=True,
+    ),
+    lines(
         "Utilization",
         "Share of the time that a model's instances were executing. An execution counts when it ends, so a long one can make it more than 1.",
         reasons.BUSY,
@@ -209,7 +229,7 @@ RESPONSES = (
         "Responses",
         "Responses per second, by index within the request and outcome.",
         reasons.RESPONSES,
-        Query(rate(of("sidestep_triton_responses_total"), "response"), "{{response}}"),
+        Query(rate(of("sidestep_triton_responses_total"), "response"), "{{response}} response"),
         unit="cps",
         width=6,
     ),
@@ -225,7 +245,21 @@ RESPONSES = (
                 rate(of("sidestep_triton_response_seconds_total"), "response"),
                 rate(of("sidestep_triton_responses_total"), "response"),
             ),
-            "{{response}}",
+            "{{response}} response",
+        ),
+        unit="s",
+        width=6,
+    ),
+    lines(
+        "Time of responses by stage, mean",
+        "Time of a response in the model and in outputs, by index within the request.",
+        reasons.RESPONSES,
+        Query(
+            ratio(
+                rate(of("sidestep_triton_response_stage_seconds_total"), ("response", "stage")),
+                rate(of("sidestep_triton_response_stages_total"), ("response", "stage")),
+            ),
+            "{{response}} response {{stage}}",
         ),
         unit="s",
         width=6,
@@ -276,6 +310,7 @@ POLLED = (
         reasons.TRITON,
         Query(total(server("sidestep_triton_state"), "state"), "{{state}}"),
         stacked=True,
+        colors=SERVERS,
     ),
 )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tools.boards import reasons
+from tools.boards import reasons, speculation
 from tools.boards.dashboard import TARGET, Dashboard, Row, Variable
 from tools.boards.engine_health import engine_events, engine_health
 from tools.boards.gpu import gpus
@@ -25,7 +25,7 @@ front = Scope("model_name")
 CORES = r"~(\\w|\\.|-)+"
 """Pattern of vLLM's engines, which have numbers or names; others have identities, with slashes."""
 EACH = (*PLACE, "engine")
-NAME = f"{PLACE_NAME} {{{{engine}}}}"
+NAME = f"{PLACE_NAME} engine {{{{engine}}}}"
 
 
 def histogram(name: str, **matched: str) -> Histogram:
@@ -323,7 +323,7 @@ ABORTS = (
         "Aborted requests",
         "Requests per second whose client disconnected.",
         reasons.TAP,
-        Query(ABORTED.observed(), "requests"),
+        Query(ABORTED.observed(), "aborted requests"),
         unit="reqps",
         width=6,
     ),
@@ -331,7 +331,7 @@ ABORTS = (
         "Tokens of aborted requests",
         "Tokens per second that had been generated for requests that were aborted.",
         reasons.TAP,
-        Query(ABORTED.added(), "tokens"),
+        Query(ABORTED.added(), "generated tokens"),
         unit=TOKENS,
         width=6,
     ),
@@ -432,9 +432,10 @@ BOARD = Dashboard(
         Row("Lengths", LENGTHS, collapsed=True),
         Row("Steps", STEPS, collapsed=True),
         Row("Request states", ABORTS, collapsed=True),
+        *speculation.OF_VLLM,
         gpus(of),
         Row("Work and processes", PROCESS, collapsed=True),
     ],
     annotations=engine_events(of, engine=CORES),
-    next={"latency": "Request latency", "kv-cache": "KV cache"},
+    next={"why": "Why is it slow", "latency": "Request latency", "kv-cache": "KV cache"},
 )

@@ -16,8 +16,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from tools.boards.colors import PARTS, STATES
 from tools.screens.answers import Span
-from tools.screens.charts import COLORS, STATE_COLORS
+from tools.screens.charts import COLORS, THRESHOLDS
 from tools.screens.page import WIDTH, Page, page
 from tools.screens.png import smaller
 
@@ -32,7 +33,8 @@ BEFORE = 20.0
 """Seconds of scrapes before the shown range, for the windows of rates."""
 
 KEPT = [
-    (int(c[1:3], 16), int(c[3:5], 16), int(c[5:7], 16)) for c in (*COLORS, *STATE_COLORS.values())
+    (int(c[1:3], 16), int(c[3:5], 16), int(c[5:7], 16))
+    for c in (*COLORS, *THRESHOLDS.values(), *STATES.values(), *PARTS.values())
 ]
 
 

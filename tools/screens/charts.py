@@ -16,15 +16,8 @@ COLORS = (
     "#3274d9", "#56a64b", "#e0b400", "#e02f44", "#a352cc", "#ff780a", "#1f9e9e", "#8f3bb8",
     "#37872d", "#8ab8ff", "#c4162a", "#7c6f00", "#ff9ecb", "#5794f2", "#96d98d", "#705da0",
 )  # fmt: skip
-STATES = {"text": "#24292e", "green": "#2b8a3e", "orange": "#e8890c", "red": "#d6293e"}
+THRESHOLDS = {"text": "#24292e", "green": "#2b8a3e", "orange": "#e8890c", "red": "#d6293e"}
 """Colors of thresholds."""
-STATE_COLORS = STATES | {
-    "blue": "#8ab8ff",
-    "purple": "#a352cc",
-    "yellow": "#e0b400",
-    "dark-red": "#7a0f1a",
-}
-"""Colors of the states in a timeline."""
 STATE_ROW, LEGEND = 15, 14
 BOTTOM, TOP = 16, 6
 LETTER = 5.7
@@ -76,7 +69,8 @@ def lines(
     """Return a time series panel: axis, lines or stacked areas, and a legend."""
     defaults = panel["fieldConfig"]["defaults"]
     stacked = defaults["custom"]["stacking"]["mode"] == "normal"
-    below = legend(found, width)
+    colors = colored(panel, found)
+    below = legend(found, colors, width)
     stacks = stack(found) if stacked else [(each.values, {}) for each in found]
     most = max((value for top, _ in stacks for value in top.values()), default=0.0)
     edge = defaults.get("max", max(most, defaults["custom"].get("axisSoftMax", 0.0)))
@@ -90,7 +84,7 @@ def lines(
         drawn.append(at.label(mark / marks[-1], name))
     drawn += limits(panel, at, marks[-1])
     for number, (top, bottom) in reversed(list(enumerate(stacks))):
-        color = COLORS[number % len(COLORS)]
+        color = colors[number]
         for part in parts(top, span.step):
             points = [f"{at.x(time):.1f},{at.y(top[time] / marks[-1]):.1f}" for time in part]
             if len(part) == 1:
@@ -126,7 +120,7 @@ def timeline(
     for number, each in enumerate(shown_rows):
         y = TOP + STATE_ROW * number + 1
         for value in sorted(set(each.values.values())):
-            color = STATE_COLORS[states[value]["color"]]
+            color = states[value]["color"]
             times = {time: value for time, found_ in each.values.items() if found_ == value}
             for part in parts(times, span.step):
                 left, right = at.x(part[0]), min(at.x(part[-1] + span.step), at.right)
@@ -134,7 +128,7 @@ def timeline(
                     f'<rect x="{left:.1f}" y="{y}" width="{right - left:.1f}"'
                     f' height="{STATE_ROW - 2}" fill="{color}"/>'
                 )
-    colors = {each["text"]: STATE_COLORS[each["color"]] for each in states.values()}
+    colors = {each["text"]: each["color"] for each in states.values()}
     below = "".join(
         f'<span><i style="background:{color}"></i>{escape(name)}</span>'
         for name, color in colors.items()
@@ -150,7 +144,7 @@ def limits(panel: dict[str, Any], at: Frame, most: float) -> list[str]:
         return []
     return [
         f'<polyline points="{at.left},{at.y(step["value"] / most):.1f} {at.right},{at.y(step["value"] / most):.1f}"'
-        f' stroke="{STATES[step["color"]]}" stroke-dasharray="6 4"/>'
+        f' stroke="{THRESHOLDS[step["color"]]}" stroke-dasharray="6 4"/>'
         for step in defaults["thresholds"]["steps"]
         if step["value"] is not None
     ]
@@ -178,7 +172,18 @@ def parts(values: dict[float, float], step: float) -> list[list[float]]:
     return made
 
 
-def legend(found: Sequence[Series], width: int) -> str:
+def colored(panel: dict[str, Any], found: Sequence[Series]) -> list[str]:
+    """Return the color of each series: that of its name, or the next one."""
+    fixed = {
+        override["matcher"]["options"]: each["value"]["fixedColor"]
+        for override in panel["fieldConfig"]["overrides"]
+        for each in override["properties"]
+        if each["id"] == "color"
+    }
+    return [fixed.get(each.name, COLORS[number % len(COLORS)]) for number, each in enumerate(found)]
+
+
+def legend(found: Sequence[Series], colors: Sequence[str], width: int) -> str:
     """Return names and colors in up to three lines, series that are always 0 last."""
     made: list[str] = []
     room = 0.0
@@ -195,7 +200,7 @@ def legend(found: Sequence[Series], width: int) -> str:
             made.append("")
             room = width - 70.0
         room -= needed
-        color = COLORS[number % len(COLORS)]
+        color = colors[number]
         made[-1] += f'<span><i style="background:{color}"></i>{escape(name)}</span>'
     return "".join(f"<div class=line>{line}</div>" for line in made)
 

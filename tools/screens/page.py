@@ -143,7 +143,7 @@ def threshold(panel: dict[str, Any], value: float) -> str:
     """Return the color of the highest threshold that ``value`` has reached."""
     steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
     reached = [step["color"] for step in steps if step["value"] is None or value >= step["value"]]
-    return charts.STATES[reached[-1]]
+    return charts.THRESHOLDS[reached[-1]]
 
 
 def table(panel: dict[str, Any], found: Sequence[dict[str, str | float]], height: int) -> str:
@@ -188,7 +188,7 @@ def alerts(found: Sequence[dict[str, str]], height: int) -> str:
     lines_ = ""
     for labels in found[: len(found) - left_out]:
         state = labels["alertstate"]
-        color = charts.STATES["red" if state == "firing" else "orange"]
+        color = charts.THRESHOLDS["red" if state == "firing" else "orange"]
         others = ", ".join(labels[name] for name in OF_ALERT if name in labels)
         lines_ += (
             f"<div class=alert style='border-color:{color}'>"

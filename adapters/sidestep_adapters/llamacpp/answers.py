@@ -78,11 +78,7 @@ Slots = Annotated[list[Slot], Meta(max_length=MAX_SLOTS)]
 
 
 def decode(body: bytes, kind: type[T]) -> T:
-    """Decode an answer.
-
-    Raises:
-        PollError: It has another form.
-    """
+    """Decode an answer."""
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:

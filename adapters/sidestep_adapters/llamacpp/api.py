@@ -56,15 +56,7 @@ T = TypeVar("T")
 
 
 class LlamaApi:
-    """Implements ``polling.api.EngineApi``.
-
-    Args:
-        server: The server's base URL, its files and headers.
-        clock: Monotonic time.
-
-    Raises:
-        ValueError: An option is invalid.
-    """
+    """Implements ``polling.api.EngineApi``."""
 
     def __init__(self, server: EngineTarget, clock: Callable[[], float] = time.monotonic) -> None:
         given = server.known("model", "engine", "slots")

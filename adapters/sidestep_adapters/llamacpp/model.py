@@ -21,12 +21,7 @@ DIALECT = "llamacpp"
 
 
 class ModelState:
-    """State of one model.
-
-    Args:
-        identity: Identity of its engine.
-        labels: Labels of its engine.
-    """
+    """State of one model."""
 
     def __init__(self, identity: str, labels: dict[str, str]) -> None:
         self._identity = identity

@@ -16,7 +16,6 @@ class Update(NamedTuple):
     """State of one engine of a server at one poll.
 
     Attributes:
-        items: What it has counted.
         progress: What is known of its progress; None: nothing.
         detach: Whether the server no longer has the engine.
     """
@@ -43,18 +42,10 @@ class EngineApi(Protocol):
     """One server, as its poller uses it; a request connects as needed."""
 
     def check(self) -> EngineInfo:
-        """Read all files that requests need, and return an engine with the server's labels.
-
-        Raises:
-            ConfigError: A file cannot be read, or is invalid.
-        """
+        """Return an engine with the server's labels; raise ConfigError if a file cannot be used."""
 
     async def poll(self) -> Poll:
-        """Poll the server once.
-
-        Raises:
-            PollError: The server did not answer.
-        """
+        """Poll the server once; raise PollError if it does not answer."""
 
     async def close(self) -> None:
         """Close the connection."""
@@ -66,7 +57,6 @@ class Kind(NamedTuple):
     Attributes:
         api: Returns the API of a server; raises ValueError, with the end of an error line, if an
             option is invalid.
-        advice: What to do about a failed poll, by its cause.
     """
 
     api: Callable[[EngineTarget], EngineApi]

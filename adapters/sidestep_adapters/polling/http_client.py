@@ -52,9 +52,6 @@ class Client:
 
     Redirects are off, so that secrets in headers reach no other server, and compression is off, so
     that a small response cannot expand.
-
-    Args:
-        target: The server, its files and its headers.
     """
 
     def __init__(self, target: Target) -> None:
@@ -64,11 +61,7 @@ class Client:
         self._session: aiohttp.ClientSession | None = None
 
     def check(self) -> None:
-        """Read all files that requests need, once before the first request.
-
-        Raises:
-            ConfigError: A file cannot be read, or is invalid.
-        """
+        """Read all files that requests need, once before the first request."""
         self._prepare()
 
     async def close(self) -> None:
@@ -80,13 +73,7 @@ class Client:
     async def request(
         self, url: str, accept: str, kinds: Collection[str] = (), method: str = "GET"
     ) -> Response:
-        """Return the response of ``url``.
-
-        Args:
-            url: A URL of the target's server, or of another with the same headers and files.
-            accept: The header ``Accept``.
-            kinds: Media types that the response may have, by default any; it need not name one.
-            method: HTTP method; requests have no body.
+        """Return the response of ``url``, of one of the media types ``kinds`` if it names its own.
 
         Raises:
             PollError: There is no complete response with status 200.
@@ -166,11 +153,7 @@ class Client:
 
 
 def _client_context(target: Target, files: WatchedFiles) -> ssl.SSLContext | bool:
-    """Return the TLS context of ``target``; True if it has no TLS options.
-
-    Raises:
-        ConfigError: A file cannot be read, or is invalid.
-    """
+    """Return the TLS context of ``target``; True if it has no TLS options."""
     for path in (target.ca, target.cert, target.key):
         if path:
             files.read(Path(path), MAX_PEM_BYTES)
@@ -195,11 +178,7 @@ def _client_context(target: Target, files: WatchedFiles) -> ssl.SSLContext | boo
 
 
 def _header_value(header: Header) -> str:
-    """Return the value of ``header``, with the content of its file.
-
-    Raises:
-        ConfigError: The file cannot be read, or is not one line.
-    """
+    """Return the value of ``header``, with the content of its file."""
     if not header.file:
         return header.text
     content = WatchedFiles().read(Path(header.file), MAX_HEADER_FILE_BYTES)

@@ -133,11 +133,6 @@ class EnginePoller(Poller):
     """Polls one server of ``--engine``.
 
     Args:
-        name: The server's name in labels and log lines.
-        interval: Seconds from one poll to the next.
-        api: The server; closed with the source.
-        feed: The ingest side of the server.
-        metrics: The exporter's own metrics.
         advice: What to do about a failed poll, by its cause, besides ``ADVICE``.
     """
 
@@ -215,11 +210,7 @@ class EnginePoller(Poller):
 
 
 def sources(config: Config, intake: Intake, _: object) -> Sequence[EnginePoller]:
-    """Return one poller for each ``--engine``.
-
-    Raises:
-        ConfigError: A kind, an option or a label is invalid, or a file cannot be read.
-    """
+    """Return one poller for each ``--engine``."""
     pollers = [_source(server, intake) for server in config.engine]
     intake.metrics.read(
         "sidestep_engine_poll_state",

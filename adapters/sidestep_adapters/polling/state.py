@@ -92,10 +92,6 @@ class ServerState(PollState):
     stale.
 
     Args:
-        feed: The ingest side of the server.
-        name: The server's name in the log.
-        interval: Seconds between polls.
-        lines: Rate-limited log.
         advice: What to do about a failed poll, by its cause; empty: any other.
         export: Exports the state at a time, and the outcome of a poll that has ended; empty: none
             has.

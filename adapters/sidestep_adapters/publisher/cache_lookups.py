@@ -37,12 +37,10 @@ class LookupEvents:
     Blocks are named by the engine's own hashes, of which each includes those before it.
 
     Args:
-        block_size: Tokens of a block.
         capacity: Blocks that the cache can hold; 0: unknown.
         block_bytes: Bytes of a block; 0: unknown.
         sampling: Returns the exporter's key and the share of blocks that it wants. Nothing is sent
             without a key, or for a share of 0.
-        engine: Index of the engine in its stream.
     """
 
     def __init__(
@@ -87,16 +85,7 @@ class LookupEvents:
         *,
         kind: int = COUNTED,
     ) -> None:
-        """Add a lookup.
-
-        Args:
-            request: Number of the request.
-            stamp: Monotonic seconds.
-            hashes: Those of its full blocks, in order.
-            tokens: Tokens that were looked up.
-            found: Tokens that were found.
-            kind: See ``Lookup``.
-        """
+        """Add a lookup of ``tokens`` tokens in full blocks with ``hashes``; ``found`` were found."""
         is_on = self.is_on()
         self._lookups += 1
         if not is_on:

@@ -72,7 +72,6 @@ class ProgressMeter:
     Attributes:
         owed_since: Time of the wake since which requests have been unfinished; None: none are, or
             the engine makes no progress on purpose.
-        woken_at: Time of the last wake.
     """
 
     def __init__(

@@ -51,18 +51,13 @@ class Publisher:
     """Sender of one process's items to the exporter.
 
     Args:
-        endpoint: The exporter's ingest endpoint.
         stream: Name of this process's stream, stable over restarts.
-        engines: Engines that the stream feeds.
         periodic_items: Makes additional items about once a second, in the publisher thread.
         current_state: Makes the items that a restarted exporter needs again.
         deferred: Recorded values that each flush turns into items.
         progress: Measures the engines' progress at a monotonic time, in the publisher thread,
             several times a second. Without it, the stream's heartbeats have no progress.
         flush_interval: Least seconds between two flushes; the most are ``MAX_INTERVALS`` times as many.
-
-    Attributes:
-        errors: Records that could not be translated or encoded.
     """
 
     def __init__(

@@ -65,8 +65,6 @@ class ItemQueue:
         fail: Called inside ``except`` with a description of the problem.
 
     Attributes:
-        entries: Items, and functions that make items.
-        capacity: Maximum number of entries.
         overflowed: Items dropped because the queue was full, since the last encoding.
         encoding: Whether entries have left the queue and have not reached the sender.
     """
@@ -107,9 +105,7 @@ class ItemQueue:
     def encode(self, sender: Sender, describe: Callable[[], None]) -> None:
         """Encode all entries for ``sender``, in slices that leave the engine the interpreter.
 
-        Args:
-            sender: The stream's sender.
-            describe: Called before each item, which may belong to a new engine.
+        ``describe`` is called before each item, which may belong to a new engine.
         """
         self.encoding = True
         deferred = self._deferred
@@ -157,11 +153,6 @@ def next_interval(interval: float, records: int, shortest: float) -> float:
 
     Each wake of the publisher costs as much as several small records, and delays the records by
     its interval.
-
-    Args:
-        interval: Seconds until this flush.
-        records: Records that were queued in them.
-        shortest: Least seconds between two flushes.
     """
     needed = interval * FLUSH_RECORDS / max(records, 1)
     return min(max(needed, shortest), MAX_INTERVALS * shortest)

@@ -25,11 +25,7 @@ def to_wire(
     """Return ``source``'s attributes as ``struct``, and how many values were left out.
 
     Attributes that ``struct`` does not know are ignored; missing attributes take its defaults.
-
-    Args:
-        source: An object of the engine.
-        struct: The wire struct to make of it.
-        untruncated: Lists that the caller splits: they may exceed the wire's limits.
+    The caller splits the lists in ``untruncated``, which may exceed the wire's limits.
     """
     try:
         return msgspec.convert(source, struct, from_attributes=True), 0

@@ -83,7 +83,9 @@ def read(path: Path) -> Iterator[StreamStart | Items]:
         ConfigError: The file is unreadable or no recording; names the offset.
     """
     with opened(path) as file:
-        yield from records(path, file, file.readline(MAX_LINE))
+        if file.readline(MAX_LINE) != MAGIC:
+            raise ConfigError(f"{path}: this is no recording of sidestep record")
+        yield from _records(path, file)
 
 
 @contextlib.contextmanager
@@ -117,16 +119,7 @@ def lines(path: Path, file: BinaryIO, first: bytes = b"") -> Iterator[bytes]:
         line, number = file.readline(MAX_LINE), number + 1
 
 
-def records(path: Path, file: BinaryIO, first: bytes) -> Iterator[StreamStart | Items]:
-    """Yield the records of an open file, of which the line ``first`` was read.
-
-    Raises:
-        ConfigError: It is no recording, or damaged; names the offset.
-    """
-    if first != MAGIC:
-        raise ConfigError(
-            f"{path}: neither a sidestep recording nor JSON lines of stat-logger calls"
-        )
+def _records(path: Path, file: BinaryIO) -> Iterator[StreamStart | Items]:
     offset = len(MAGIC)
     while length := file.read(_LENGTH.size):
         size = _LENGTH.unpack(length)[0] if len(length) == _LENGTH.size else -1

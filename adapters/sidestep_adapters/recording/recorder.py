@@ -31,13 +31,8 @@ class Tee:
     """A listening socket, a recording, and a connection to the exporter for each engine.
 
     Args:
-        endpoint: Where engines connect.
         upstream: The exporter's endpoint; empty without one.
         path: The recording; an existing file is replaced.
-        access: Which clients may connect, as for an exporter.
-
-    Raises:
-        ConfigError: The endpoint, the recording or a key cannot be used.
     """
 
     def __init__(
@@ -72,11 +67,7 @@ class Tee:
             raise
 
     def run(self, stop: threading.Event) -> None:
-        """Record until ``stop`` is set.
-
-        Raises:
-            RunError: The recording cannot be written.
-        """
+        """Record until ``stop`` is set."""
         try:
             while not stop.is_set():
                 for socket, _ in self._poller.poll(POLL_MS):

@@ -24,15 +24,7 @@ from sidestep.protocol.request_events import RequestEvents
 from sidestep_adapters.publisher.progress import ProgressMeter, Reading
 from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.publisher.queue import QUEUE_ITEMS
-from sidestep_adapters.recording.calls import translated
-from sidestep_adapters.recording.format import (
-    MAX_LINE,
-    Items,
-    StreamStart,
-    lines,
-    opened,
-    records,
-)
+from sidestep_adapters.recording.format import Items, StreamStart, read
 from sidestep_adapters.triton.wire import TritonStats
 
 BACKLOG_BYTES = 2 << 20
@@ -124,19 +116,13 @@ class Replay:
     """A recording that is replayed to one exporter, once or repeatedly.
 
     Args:
-        path: A recording of ``sidestep record``, or stat-logger calls as JSON lines.
-        endpoint: The exporter's ingest endpoint.
         realtime: Whether to keep the recorded times; otherwise as fast as the exporter accepts.
         namespace: Prefix of all identities, which keeps live engines untouched.
-        connect_timeout: Seconds to wait for the exporter to answer.
         labels: Labels that all engines get, instead of the recording's labels of the same names.
         pace: Multiple of the recorded speed, in real time.
         longest_pause: Seconds to which longer pauses are shortened, in real time.
         steps: Counts the replayed steps, so that heartbeats report the engines' progress; None: they
             report none.
-
-    Raises:
-        ConfigError: The file is not a recording.
     """
 
     def __init__(
@@ -275,12 +261,8 @@ class Replay:
 
 
 def _records(path: Path, namespace: str) -> list[StreamStart | Items]:
-    """Return the records of a recording of either format, with identities in ``namespace``."""
-    with opened(path) as file:
-        first = file.readline(MAX_LINE)
-        if first.lstrip()[:1] == b"{":
-            return list(translated(path, lines(path, file, first), namespace))
-        found = list(records(path, file, first))
+    """Return the records of a recording, with identities in ``namespace``."""
+    found = list(read(path))
     for record in found:
         record.stream = printable(f"{namespace}/{record.stream}")
         for engine in record.engines if isinstance(record, StreamStart) else ():

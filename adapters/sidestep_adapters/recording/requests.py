@@ -22,11 +22,7 @@ from sidestep_adapters.recording.format import StreamStart, read
 
 
 class _Sink:
-    """Receives the requests of one engine that end, and makes their records.
-
-    Attributes:
-        needs_gaps: A record has the longest gap between outputs.
-    """
+    """Receives the requests of one engine that end, and makes their records."""
 
     needs_gaps = True
 
@@ -58,11 +54,7 @@ class RecordedEngine(NamedTuple):
 
 
 def requests(path: Path) -> Iterator[RequestRecord]:
-    """Yield a record of each request that ended in a recording.
-
-    Raises:
-        ConfigError: The file is unreadable or no recording, or an item cannot be applied.
-    """
+    """Yield a record of each request that ended in a recording."""
     found: list[RequestRecord] = []
     tracking = Tracking(request_sink=lambda engine: _Sink(engine, found))
     for _ in _applied(path, Registry(DIALECTS.layouts(), tracking=tracking)):
@@ -71,11 +63,7 @@ def requests(path: Path) -> Iterator[RequestRecord]:
 
 
 def recorded_engines(path: Path) -> list[RecordedEngine]:
-    """Return the requests and the steps of a recording by engine, of those that have any.
-
-    Raises:
-        ConfigError: The file is unreadable or no recording, or an item cannot be applied.
-    """
+    """Return the requests and the steps of a recording by engine, of those that have any."""
     records: defaultdict[str, list[RequestRecord]] = defaultdict(list)
     tracking = Tracking(
         request_sink=lambda engine: _Sink(engine, records[engine.id]), keeps_timeline=True

@@ -38,17 +38,7 @@ JSON_ADVICE = (
 
 
 class PagePoller(Poller):
-    """Polls one target at an interval.
-
-    Args:
-        target: The target.
-        name: Name of the target in labels and log lines.
-        page: Updated from the target's responses.
-        metrics: The exporter's own metrics.
-
-    Attributes:
-        state: Whether the target is up.
-    """
+    """Polls one target at an interval."""
 
     def __init__(self, target: Target, name: str, page: Page, metrics: SelfMetrics) -> None:
         self._client = Client(target)
@@ -126,9 +116,6 @@ def _check(response: Response) -> None:
     """Check that a body is text, and that a page in OpenMetrics has its last line.
 
     Some servers send pages with another media type, such as that of JSON.
-
-    Raises:
-        PollError: It is something else, or was cut.
     """
     kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     start = b"".join(response.chunks[:2]).lstrip()[:1]
@@ -143,11 +130,7 @@ def _check(response: Response) -> None:
 def sources(
     config: Config, intake: Intake, passthrough: PassthroughRegistry
 ) -> Sequence[PagePoller]:
-    """Return one poller for each target.
-
-    Raises:
-        ConfigError: A file that a target needs cannot be read.
-    """
+    """Return one poller for each target."""
     metrics = intake.metrics
     pollers: list[PagePoller] = []
     names: Counter[str] = Counter()

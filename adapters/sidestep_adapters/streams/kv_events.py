@@ -142,11 +142,7 @@ _kinds: Sequence[Callable[[msgspec.Raw], _Kind | _KindArray]] = (
 
 
 def decode(payload: bytes) -> Batch:
-    """Decode a payload, except its events.
-
-    Raises:
-        WireError: Malformed, or beyond a limit.
-    """
+    """Decode a payload, except its events."""
     try:
         if payload[:1] and payload[0] in _ARRAYS:
             return _batch(payload)
@@ -180,7 +176,6 @@ class Changes:
 
     Attributes:
         found: The changes; each has at most the hashes that an item may have.
-        rejected: Number of rejected events by reason.
     """
 
     def __init__(self, events: Sequence[msgspec.Raw], stamp: float) -> None:
@@ -226,11 +221,7 @@ class Changes:
 
 
 def _decode_other_form(raw: msgspec.Raw, decode_one: _Decode) -> _Event:
-    """Decode an event that has another form than the events before it.
-
-    Raises:
-        WireError: The form is unknown.
-    """
+    """Decode an event that has another form than the events before it."""
     for attempt in (decode_one, *_hex):
         try:
             return attempt(raw)

@@ -13,7 +13,7 @@ from sidestep.ingest.local_stream import RankFeed
 from sidestep.metrics.engine import Engine
 from sidestep.protocol.block_events import CacheChange, CacheEvents
 from sidestep.protocol.limits import MAX_OBSERVATIONS
-from sidestep_adapters.streams import forward_pass, kv_events, load
+from sidestep_adapters.streams import kv_events, records
 from sidestep_adapters.streams.rows import FORWARD_PASS, KV_EVENTS, LOAD
 from sidestep_adapters.streams.sequence import Discontinuity
 
@@ -24,7 +24,6 @@ class Reader:
     """Reader of one stream: decodes its messages and applies them to their engine.
 
     Attributes:
-        feature: The feature that the stream gives its engines.
         resume_values: Values that a restarted exporter needs to continue.
     """
 
@@ -35,11 +34,7 @@ class Reader:
         self._feed = feed
 
     def accept(self, payload: bytes, now: float) -> None:
-        """Apply a message.
-
-        Raises:
-            WireError: The message is invalid.
-        """
+        """Apply a message."""
         raise NotImplementedError
 
     def on_discontinuity(self, found: Discontinuity) -> None:
@@ -118,7 +113,7 @@ class ForwardPasses(Reader):
 
     def accept(self, payload: bytes, now: float) -> None:
         """See ``Reader``."""
-        record = forward_pass.decode(payload, now)
+        record = records.decode_forward_pass(payload, now)
         self._feed.put(self._feed.engine(record.rank), record.item)
 
 
@@ -133,11 +128,11 @@ class Loads(Reader):
 
     def accept(self, payload: bytes, now: float) -> None:
         """See ``Reader``."""
-        record = load.decode(payload, now)
+        record = records.decode_load(payload, now)
         engine = self._feed.engine(record.rank)
         known = len(self.resume_values) == len(record.totals)
-        load.add_increase(
-            record.item, record.totals, load.Totals(*self.resume_values) if known else None
+        records.add_increase(
+            record.item, record.totals, records.Totals(*self.resume_values) if known else None
         )
         self.resume_values = record.totals
         self._feed.put(engine, record.item)
@@ -145,7 +140,7 @@ class Loads(Reader):
     def on_discontinuity(self, found: Discontinuity) -> None:
         """If the publisher restarted, compare its next totals with 0."""
         if found.restarted:
-            self.resume_values = load.Totals()
+            self.resume_values = records.Totals()
 
 
 READERS: Mapping[str, type[Reader]] = {

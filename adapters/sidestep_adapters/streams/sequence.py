@@ -83,8 +83,6 @@ class Sequencer:
             replay the caller must not pass live messages.
         replay_requests: Replays requested so far; each needs a socket of its own.
         duplicates: Messages that were accepted before, or arrived too late.
-        gaps: Live messages with a higher number than expected.
-        restarts: Restarts of the publisher.
     """
 
     def __init__(self, *, replays: bool, position: Position | None = None) -> None:

@@ -41,13 +41,7 @@ _PREFIX = "sidestep_subscription_"
 
 
 class Subscriber:
-    """Reads one stream; implements ``sidestep.ingest.plugins.Source``.
-
-    Args:
-        feed: The ingest side of the stream.
-        reader: Decodes and applies the messages.
-        context: Context of the sockets, which all subscribers share.
-    """
+    """Reads one stream; implements ``sidestep.ingest.plugins.Source``."""
 
     def __init__(
         self,
@@ -85,11 +79,7 @@ class Subscriber:
         return self._monitor is not None and self._monitor.connected
 
     def open(self, wake: Callable[[], None]) -> None:
-        """Connect; the publisher may start later.
-
-        Raises:
-            ConfigError: The endpoint is invalid.
-        """
+        """Connect; the publisher may start later."""
         self._wake = wake
         one = self.subscription
         socket = make_socket(self._context.acquire(), zmq.SUB)

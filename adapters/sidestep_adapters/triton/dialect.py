@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from sidestep.catalog.dialect import LiveSeries, Series
+from sidestep.catalog.dialect import LiveSeries, Quotient, Series
 from sidestep.engines.dialect import Dialect
 from sidestep_adapters.triton.handlers import TritonHandlers
 from sidestep_adapters.triton.rows import CACHE, MODEL, RESPONSES, ROWS
 from sidestep_adapters.triton.wire import ModelStats, TritonStats
+
+SUCCEEDED = Series("nv_inference_request_success")
+FAILED = Series("sidestep_triton_failed_requests_total")
+MICROSECOND = 1e-6
 
 DIALECT: Dialect = Dialect(
     name="triton",
@@ -26,8 +30,18 @@ DIALECT: Dialect = Dialect(
     },
     live_series=LiveSeries(
         finished=(
-            Series("nv_inference_request_success"),
-            Series("sidestep_triton_failed_requests_total"),
+            SUCCEEDED,
+            FAILED,
         ),
+        own={
+            "requests_per_second": Quotient(SUCCEEDED),
+            "failures_per_second": Quotient(FAILED),
+            "mean_queue_seconds": Quotient(
+                Series("nv_inference_queue_duration_us"), SUCCEEDED, MICROSECOND
+            ),
+            "mean_latency_seconds": Quotient(
+                Series("nv_inference_request_duration_us"), SUCCEEDED, MICROSECOND
+            ),
+        },
     ),
 )

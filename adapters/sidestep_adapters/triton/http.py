@@ -12,7 +12,6 @@ from sidestep_adapters.polling.http_client import Client
 from sidestep_adapters.triton.model_config import (
     ModelConfig,
     decode_config,
-    decode_ready,
 )
 from sidestep_adapters.triton.statistics import split
 
@@ -21,8 +20,6 @@ MAX_BODY_BYTES = 8 << 20
 """Maximum bytes of statistics: decoding blocks the event loop, a millisecond for each MiB."""
 MAX_SHORT_BYTES = 1 << 20
 """Maximum bytes of answers about one model, or of names only."""
-UNKNOWN_MODEL_PREFIX = "Request for unknown model: "
-"""Beginning of the answer to a query for all models from a server with ``--model-namespacing``."""
 CAUSES = (
     ("http_400", "", "unknown_model"),
     ("http_403", "", "restricted"),
@@ -38,7 +35,8 @@ ADVICE: Mapping[str, str] = {
     "restricted": "set the header that the server expects, such as header.NAME=@/FILE",
     "unsupported": "the server was built with TRITON_ENABLE_STATS=OFF, which leaves statistics out",
     "not_ready": "the server is starting or stopping",
-    "unknown_model": "the server does not have the model",
+    "unknown_model": "the server does not have the model; one with --model-namespacing answers only"
+    " for named models: set model=NAME for each",
     "unreadable": "every poll reads the file again",
     "http_401": "set the password, such as header.Authorization=@/FILE",
     "": "check that the URL is that of Triton's own HTTP port, by default 8000",
@@ -52,9 +50,6 @@ class TritonApi:
     """One server's API.
 
     A query connects as needed, and may raise ``PollError``, whose cause is the poll's outcome.
-
-    Args:
-        target: The server's base URL without Triton's paths, its files and headers.
     """
 
     def __init__(self, target: Target) -> None:
@@ -62,11 +57,7 @@ class TritonApi:
         self._url = target.url.rstrip("/")
 
     def check(self) -> None:
-        """Read all files that queries need, once before the first query.
-
-        Raises:
-            ConfigError: A file cannot be read, or is invalid.
-        """
+        """Read all files that queries need, once before the first query."""
         self._client.check()
 
     async def close(self) -> None:
@@ -82,11 +73,6 @@ class TritonApi:
         of_model = f"/{quote(model, safe='')}" if model else ""
         of_version = f"/versions/{version}" if version else ""
         return await self._query(f"/v2/models{of_model}{of_version}/stats", split)
-
-    async def ready(self) -> Sequence[str]:
-        """Return the names of models that have a ready version."""
-        path = "/v2/repository/index"
-        return await self._query(path, decode_ready, "POST", max_bytes=MAX_SHORT_BYTES)
 
     async def config(self, model: str) -> ModelConfig:
         """Return the configuration of one model."""

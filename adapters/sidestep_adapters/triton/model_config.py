@@ -56,23 +56,13 @@ class _Config(msgspec.Struct):
     response_cache: _Cache | None = None
 
 
-class _Indexed(msgspec.Struct, gc=False):
-    name: str
-    state: str = ""
-
-
 _config = msgspec.json.Decoder(_Config)
 _groups = msgspec.json.Decoder(list[_Group])
 _given = msgspec.json.Decoder(dict[str, str])
-_index = msgspec.json.Decoder(list[_Indexed])
 
 
 def decode_config(body: bytes) -> ModelConfig:
-    """Decode the answer to ``/v2/models/NAME/config``.
-
-    Raises:
-        PollError: ``body`` is not such an answer.
-    """
+    """Decode the answer to ``/v2/models/NAME/config``."""
     found = decode(_config, body)
     groups = decode(_groups, _checked(found.instance_group))
     tags = decode(_given, _checked(found.metric_tags))
@@ -80,15 +70,6 @@ def decode_config(body: bytes) -> ModelConfig:
     executes = found.platform != "ensemble"
     instances = sum(map(_instances, groups)) if executes else 0
     return ModelConfig(_tags(tags), min(instances, MAX_INSTANCES), has_cache, executes)
-
-
-def decode_ready(body: bytes) -> list[str]:
-    """Decode the answer to ``/v2/repository/index``: names of models that have a ready version.
-
-    Raises:
-        PollError: ``body`` is not such an answer.
-    """
-    return sorted({each.name for each in decode(_index, body) if each.state == "READY"})
 
 
 def _checked(part: msgspec.Raw) -> bytes:

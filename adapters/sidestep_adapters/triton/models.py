@@ -46,13 +46,6 @@ class Models:
     """Models of one server; derives the updates of its engines from the statistics of each poll.
 
     Args:
-        name: The server's name, in the identities of its engines.
-        labels: Labels of all its series.
-        queries: Queries for the configurations of new models.
-        feed: The ingest side of the server; its engines include those from before a restart of
-            the exporter.
-        emit: Called with each update, in order.
-        lines: Rate-limited log.
         has_failures: Whether failed requests are exposed from statistics.
     """
 
@@ -135,11 +128,7 @@ class Models:
         self._detach_absent(found, answer, poll_time, attached)
 
     def _update_known(self, version: ModelVersion, piece: bytes, poll_time: PollTime) -> bool:
-        """Emit the update of a version; return False if its configuration has to be queried first.
-
-        Raises:
-            WireError: ``piece`` is invalid.
-        """
+        """Emit the update of a version; return False if its configuration has to be queried first."""
         previous = self._versions.get(version)
         if previous is None or previous.piece != piece:
             config = self._configs.get(version.name, ModelConfig())
@@ -158,11 +147,7 @@ class Models:
         config: ModelConfig,
         attached: Mapping[str, EngineInfo],
     ) -> None:
-        """Emit the update of a version that is new or was reloaded.
-
-        Raises:
-            WireError: ``piece`` is invalid.
-        """
+        """Emit the update of a version that is new or was reloaded."""
         stats = read(piece, has_cache=config.has_cache)
         made = _Version(piece, stats, self._info(version, config), config.instances)
         self._configs[version.name] = config
@@ -174,9 +159,6 @@ class Models:
         """Drop a reloaded version whose configuration is not known yet.
 
         By the time its configuration is known, its statistics may look continuous.
-
-        Raises:
-            WireError: ``piece`` is invalid.
         """
         previous = self._versions.get(version)
         if previous is not None:

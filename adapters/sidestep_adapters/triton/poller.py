@@ -16,7 +16,7 @@ from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep_adapters.polling.poller import Poller
-from sidestep_adapters.polling.state import OUTCOMES, STATES, UNREACHABLE, ServerState
+from sidestep_adapters.polling.state import OUTCOMES, STATES, ServerState
 from sidestep_adapters.triton.http import ADVICE, TritonApi
 from sidestep_adapters.triton.models import Models, PollTime, server_engine
 from sidestep_adapters.triton.queries import Queries
@@ -24,20 +24,9 @@ from sidestep_adapters.triton.wire import TritonStats
 
 log = logging.getLogger("sidestep.triton")
 
-REJECTED_FOR = 60.0
-"""Seconds after which a rejected version is tried again."""
-
 
 class TritonState(ServerState):
-    """State of one server, which is exposed as an engine of its own.
-
-    Args:
-        feed: The ingest side of the server.
-        server: The engine that represents the server itself.
-        name: The server's name in the log.
-        interval: Seconds between polls.
-        lines: Rate-limited log.
-    """
+    """State of one server, which is exposed as an engine of its own."""
 
     def __init__(
         self,
@@ -85,9 +74,6 @@ class TritonPoller(Poller):
     """Polls one server.
 
     Args:
-        server: The configured server.
-        api: The server's API; closed with the source.
-        feed: The ingest side of the server.
         has_failures: Whether failed requests are exposed under Triton's own name: its page can
             have them by reason.
     """
@@ -111,8 +97,6 @@ class TritonPoller(Poller):
             has_failures=has_failures,
         )
         self.state = TritonState(feed, self._models.server, name, target.interval, lines)
-        self._rejected_until: dict[str, float] = {}
-        """Rejected engines, and when each is tried again."""
 
     def tick(self, now: float) -> None:
         """Detect a slow server."""
@@ -120,7 +104,6 @@ class TritonPoller(Poller):
 
     def cut(self) -> None:
         """Discard the state of the server's models and the waiting updates, and start again."""
-        self._rejected_until.clear()
         self._models.clear()
         super().cut()
 
@@ -145,33 +128,24 @@ class TritonPoller(Poller):
         return self._interval
 
     def _fail(self, error: PollError) -> None:
-        if error.cause == UNREACHABLE:
-            self._queries.reset()
         self.queue(partial(self.state.poll_failed, time.monotonic(), error.without_frames()))
 
     def _apply_update(self, info: EngineInfo, item: TritonStats | None, is_detached: bool) -> None:
         identity = info.id
-        if item is not None and time.monotonic() >= self._rejected_until.get(identity, 0.0):
-            self._rejected_until.pop(identity, None)
+        if item is not None:
             try:
                 self._feed.apply(info, item)
             except WireError as error:
-                self._rejected_until[identity] = time.monotonic() + REJECTED_FOR
                 self._feed.intake.reject(error.reason)
                 self._lines.warning(
                     "export", "%s: %s is not exposed: %s", self._name, identity, error
                 )
         if is_detached:
-            self._rejected_until.pop(identity, None)
             self._feed.unbind(identity)
 
 
 def sources(config: Config, intake: Intake, _: object) -> Sequence[TritonPoller]:
-    """Return one poller for each ``--triton``.
-
-    Raises:
-        ConfigError: The labels of a server are invalid, or a file that it needs cannot be read.
-    """
+    """Return one poller for each ``--triton``."""
     # A family cannot come from both a page and statistics, which have other labels.
     has_failures = not any(server.metrics for server in config.triton)
     return [_source(server, intake, has_failures=has_failures) for server in config.triton]

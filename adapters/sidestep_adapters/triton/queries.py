@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 from sidestep.config.triton_servers import ModelChoice
 from sidestep.errors import PollError
 from sidestep.telemetry.logs import RateLimitedLog
-from sidestep_adapters.triton.http import UNKNOWN_MODEL_PREFIX, TritonApi
+from sidestep_adapters.triton.http import TritonApi
 from sidestep_adapters.triton.model_config import ModelConfig
 from sidestep_adapters.triton.statistics import ModelVersion
 
@@ -20,8 +20,6 @@ IN_FLIGHT = 8
 """Concurrent queries, where each model needs one."""
 CONFIG_SECONDS = 5.0
 """Maximum seconds for configurations of new models in one poll; the next poll continues."""
-MAX_MODEL_QUERIES = 4096
-"""Maximum models that are queried one by one."""
 MAX_BYTES = 16 << 20
 """Maximum bytes of all statistics that are queried one by one."""
 _INCONCLUSIVE = ("slow", "unreachable", "not_ready")
@@ -34,7 +32,6 @@ class StatisticsAnswer(NamedTuple):
     """Statistics of a server.
 
     Attributes:
-        pieces: One for each ready version.
         failed: Choices whose query failed, with its error; any other without a piece is not ready.
     """
 
@@ -56,10 +53,7 @@ class Queries:
     """Queries to one server.
 
     Args:
-        api: The server's API.
         models: The models to query; empty for all.
-        name: The server's name in the log.
-        lines: Rate-limited log.
     """
 
     def __init__(
@@ -70,8 +64,6 @@ class Queries:
         self._lines = lines
         self._exact = [] if any(_is_pattern(choice.name) for choice in models) else _unique(models)
         self._patterns = [(re.compile(fnmatch.translate(c.name)), c.version) for c in models]
-        self._has_namespaces = False
-        """True if the server returns statistics only model by model."""
 
     def wants(self, version: ModelVersion) -> bool:
         """Return whether a version of a model is selected."""
@@ -80,32 +72,11 @@ class Queries:
             for name, selected in self._patterns
         )
 
-    def reset(self) -> None:
-        """Query for all models at once again: another process may answer from now on."""
-        self._has_namespaces = False
-
     async def statistics(self) -> StatisticsAnswer:
-        """Return the statistics of all selected models.
-
-        Raises:
-            PollError: There are none.
-        """
+        """Return the statistics of all selected models."""
         if self._exact:
             return await self._query_each(self._exact)
-        if not self._has_namespaces:
-            try:
-                return StatisticsAnswer(await self._api.statistics(), {})
-            except PollError as error:
-                if error.cause != "unknown_model" or UNKNOWN_MODEL_PREFIX not in str(error):
-                    raise
-            self._has_namespaces = True
-            self._lines.info(
-                "namespaces",
-                "%s: the server has --model-namespacing and cannot return all models at once:"
-                " models are queried one by one, and models that share a name are not available",
-                self._name,
-            )
-        return await self._query_each(await self._ready())
+        return StatisticsAnswer(await self._api.statistics(), {})
 
     async def configs(self, names: Iterable[str]) -> dict[str, ModelConfig]:
         """Return configurations of models; a missing one may be available in the next poll."""
@@ -128,18 +99,6 @@ class Queries:
                 )
 
         await _run_each(dict.fromkeys(names), get, CONFIG_SECONDS)
-        return found
-
-    async def _ready(self) -> list[ModelChoice]:
-        found = [
-            ModelChoice(model)
-            for model in await self._api.ready()
-            if not self._patterns or any(name.match(model) for name, _ in self._patterns)
-        ]
-        if len(found) > MAX_MODEL_QUERIES:
-            raise PollError(
-                "bad_answer", f"more than {MAX_MODEL_QUERIES} models to query one by one"
-            )
         return found
 
     async def _query_each(self, choices: Sequence[ModelChoice]) -> StatisticsAnswer:

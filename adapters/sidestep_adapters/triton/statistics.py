@@ -112,11 +112,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    """Decode an answer of the server.
-
-    Raises:
-        PollError: ``body`` is not such an answer.
-    """
+    """Decode an answer of the server."""
     try:
         return decoder.decode(body)
     except DECODE_ERRORS as error:
@@ -124,20 +120,12 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
 
 
 def split(body: bytes) -> list[bytes]:
-    """Return one undecoded JSON object for each version of a model.
-
-    Raises:
-        PollError: ``body`` is not an answer of the extension.
-    """
+    """Return one undecoded JSON object for each version of a model."""
     return [bytes(raw) for raw in decode(_answer, body).model_stats]
 
 
 def version_of(raw: bytes) -> ModelVersion:
-    """Return the model and version of ``raw``.
-
-    Raises:
-        PollError: ``raw`` does not have them.
-    """
+    """Return the model and version of ``raw``."""
     return decode(_version, raw)
 
 

@@ -126,7 +126,6 @@ class TritonStats(Polled, array_like=True, gc=False, tag="ts"):
     """The result of one poll for a version of a model.
 
     Attributes:
-        wall: Unix time of the poll.
         stats: The statistics; None: the version is no longer ready.
         instances: Number of executions that can run at once; 0 where it is unknown.
     """

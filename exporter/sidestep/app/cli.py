@@ -20,7 +20,7 @@ from sidestep import __version__
 from sidestep.config.engine_settings import default_endpoint, temporary_directory
 from sidestep.config.parsing import exporter_endpoint
 from sidestep.config.setting import Setting
-from sidestep.config.settings import CONFIG_FILE, SETTINGS, read
+from sidestep.config.settings import CONFIG_FILE, SETTINGS, given, read
 from sidestep.config.variables import TOPICS
 from sidestep.errors import ConfigError, SidestepError
 from sidestep.protocol.limits import escape
@@ -121,13 +121,20 @@ _speed = click.option(
 
 
 @cli.command(cls=_Settings, short_help="Run the exporter: engines push, Prometheus scrapes.")
+@click.option("--check", is_flag=True, help="Check the configuration, print what is set, and exit.")
 @_settings()
-def serve(**flags: Any) -> None:
+def serve(*, check: bool, **flags: Any) -> None:
     """Run the exporter: engines push to it, Prometheus scrapes it."""
+    from sidestep.app.exporter import Exporter
     from sidestep.app.run import serve as run_exporter
     from sidestep.ingest.event_loop import run
 
     config = read(flags, os.environ)
+    if check:
+        # An exporter that does not run has read the files that settings name.
+        Exporter(config)
+        click.echo("\n".join(given(flags, os.environ)) or "every setting has its default")
+        return
     logs.set_up(config.log_level, config.log_format)
     run(run_exporter(config, lambda: read(flags, os.environ)))
 

@@ -76,10 +76,10 @@ class Run(NamedTuple):
 
 
 RUNS = (
-    Run("vllm-hangs", "iterations_spec.jsonl.gz", "speculative decoding", hang=Window(15.0, 47.0)),
+    Run("vllm-hangs", "spec.rec.gz", "speculative decoding", hang=Window(15.0, 47.0)),
     Run(
         "vllm-full",
-        "vllm-0.32.jsonl.gz",
+        "vllm-0.32.rec.gz",
         "KV cache full, requests wait and are preempted",
         window=Window(50.0, 75.0),
         pace=0.1,

@@ -60,14 +60,7 @@ NOT_DURABLE = (
 class Exporter:
     """One exporter, built from a Config; ``run.running`` runs it.
 
-    Args:
-        collectors: Collectors of prometheus_client that the page includes.
-        dialects: Dialects of the engines that may connect.
-
     Attributes:
-        final_scrape: Detector of the scrape that has the last counts of all engines.
-        addresses: Host and port of every HTTP listener, once running.
-        endpoints: Ingest endpoints that engines connect to, once running.
         durability: Startup log text on counters across restarts and on the recovered snapshot.
     """
 

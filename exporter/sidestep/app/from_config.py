@@ -31,11 +31,7 @@ def series_filter(config: Config) -> SeriesFilter:
 
 
 def access(config: Config) -> Access:
-    """Return the access rules of the ingest socket.
-
-    Raises:
-        ConfigError: A key, directory or group is not available, or one key is missing.
-    """
+    """Return the access rules of the ingest socket."""
     return Access.of(
         config.ingest_curve_key,
         config.ingest_authorized_keys,

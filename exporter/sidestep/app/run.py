@@ -47,9 +47,6 @@ async def running(exporter: Exporter) -> AsyncIterator[Exporter]:
 
     Yields:
         ``exporter``.
-
-    Raises:
-        ConfigError: An address, an endpoint or the state directory is not available.
     """
     async with contextlib.AsyncExitStack() as stack:
         sockets = []
@@ -108,7 +105,12 @@ async def _serving(
 ) -> AsyncIterator[None]:
     """Serve the pages while the block runs."""
     pages = Pages(copier, final_scrape=exporter.final_scrape, series_filter=exporter.series_filter)
-    live = LiveView(exporter.intake, lambda: exporter.endpoints, lambda: pages.scraped_at)
+    live = LiveView(
+        exporter.intake,
+        lambda: exporter.endpoints,
+        lambda: pages.scraped_at,
+        dashboards=exporter.config.web_dashboard_url,
+    )
     checks = OwnChecks(
         exporter.registry,
         live.evaluation,
@@ -170,11 +172,7 @@ def _installation(exporter: Exporter) -> Installation:
 def _otlp_senders(
     exporter: Exporter, copier: PageCopier, snapshots: Snapshots | None
 ) -> Senders | None:
-    """Return the senders to OTLP receivers; None: nothing is sent.
-
-    Raises:
-        ConfigError: OpenTelemetry's SDK is not installed, or one of its variables is invalid.
-    """
+    """Return the senders to OTLP receivers; None: nothing is sent."""
     config = exporter.config
     if not (config.otlp_endpoint or config.otlp_traces_endpoint or config.otlp_logs_endpoint):
         return None
@@ -250,10 +248,6 @@ async def serve(config: Config, reload: Callable[[], Config] | None = None) -> N
     """Run an exporter until SIGTERM or SIGINT, then drain and return; see ``--shutdown.linger``.
 
     ``reload`` reads the settings again on SIGHUP; those that can change while running apply then.
-
-    Raises:
-        ConfigError: An address or endpoint is not available.
-        RunError: See ``Shutdown.check``.
     """
     shutdown = Shutdown()
     raise_open_files()

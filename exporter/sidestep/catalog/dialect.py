@@ -72,6 +72,19 @@ class KeySeries:
     steps: Series | None = None
 
 
+class Quotient(NamedTuple):
+    """A number of the live page that only one kind of engine has: what a counter has counted.
+
+    Attributes:
+        by: Counter by whose increase it is divided; None: by time, so that it is a rate.
+        unit: Factor to seconds, of a counter in another unit.
+    """
+
+    counter: Series
+    by: Series | None = None
+    unit: float = 1.0
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LiveSeries:
     """Series of the live page besides ``KeySeries`` and ``DialectTables.latencies``.
@@ -90,6 +103,7 @@ class LiveSeries:
         kv_blocks: Histograms of the times of KV blocks, by ``kv_lifetime`` (from a block's
             allocation to its eviction), ``kv_idle`` (from its last use to its eviction) and
             ``kv_reuse_gap`` (between two uses).
+        own: Numbers that only this kind of engine has, by name.
     """
 
     running: Series | None = None
@@ -101,6 +115,7 @@ class LiveSeries:
     looked_up: tuple[Series, ...] = ()
     found: tuple[Series, ...] = ()
     kv_blocks: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    own: Mapping[str, Quotient] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

@@ -28,8 +28,18 @@ Alternatives = tuple[tuple[Match, ...], ...]
 """Alternatives of a number, each with the samples to add up."""
 
 
-def _one(*names: str, **labels: str) -> Alternatives:
-    return tuple((Match(name, tuple(labels.items())),) for name in names)
+def _numbers(**texts: str) -> Mapping[str, Alternatives]:
+    """Return numbers by name: ``a{label=value} + b | c`` is the sum of a and b, or else c."""
+    return {
+        name: tuple(tuple(map(_match, one.split(" + "))) for one in text.split(" | "))
+        for name, text in texts.items()
+    }
+
+
+def _match(text: str) -> Match:
+    name, _, labels = text.rstrip("}").partition("{")
+    label, _, value = labels.partition("=")
+    return Match(name, ((label, value),) if label else ())
 
 
 class EnginePage(NamedTuple):
@@ -39,9 +49,7 @@ class EnginePage(NamedTuple):
     engine have different names: the first that the page has counts.
 
     Attributes:
-        title: Its name in texts that users read.
         prefix: Beginning of the names of its families.
-        model: Label with the model's name; empty: the page has none.
         replica: Labels that distinguish replicas on one page.
         gauges: Alternatives of the gauges of ``EngineRow``.
         counters: Alternatives of the counters behind the other numbers of ``EngineRow``.
@@ -49,7 +57,6 @@ class EnginePage(NamedTuple):
         lengths: Names of the histograms of a request's tokens: ``prompt_tokens`` and ``output_tokens``.
         is_pooled: Whether several processes repeat a gauge, so that the highest value counts.
         ranks: Labels of ranks. Only samples with "0" count, since other ranks repeat them.
-        ports: Usual ports of the server.
         path: Path of the page on these ports, where the root does not lead to it.
     """
 
@@ -79,7 +86,6 @@ class CommonName(NamedTuple):
     """One family of a page that has a common name, too.
 
     Attributes:
-        source: Its name on the page.
         read_from: Release or document that has the family.
         token_type: Value of the label ``gen_ai_token_type``, of families that have it.
         process: Label of processes that repeat a gauge, so that the highest value counts.
@@ -99,25 +105,21 @@ PAGES = (
         prefix="vllm:",
         model="model_name",
         replica=("engine", "origin"),
-        gauges={
-            "running": _one("vllm:num_requests_running"),
-            "waiting": _one("vllm:num_requests_waiting"),
-            "kv_cache_usage": _one("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
-        },
-        counters={
-            "prompt": (
-                *_one("vllm:prompt_tokens_by_source_total", source="local_compute"),
-                *_one("vllm:prompt_tokens_total"),
-            ),
-            "generation": _one("vllm:generation_tokens_total"),
-            "preemptions": _one("vllm:num_preemptions_total"),
-            "finished": _one("vllm:request_success_total"),
-            "aborted": _one("vllm:request_success_total", finished_reason="abort"),
-            "looked_up": _one(
-                "vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"
-            ),
-            "found": _one("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
-        },
+        gauges=_numbers(
+            running="vllm:num_requests_running",
+            waiting="vllm:num_requests_waiting",
+            kv_cache_usage="vllm:kv_cache_usage_perc | vllm:gpu_cache_usage_perc",
+        ),
+        counters=_numbers(
+            prompt="vllm:prompt_tokens_by_source_total{source=local_compute}"
+            " | vllm:prompt_tokens_total",
+            generation="vllm:generation_tokens_total",
+            preemptions="vllm:num_preemptions_total",
+            finished="vllm:request_success_total",
+            aborted="vllm:request_success_total{finished_reason=abort}",
+            looked_up="vllm:prefix_cache_queries_total | vllm:gpu_prefix_cache_queries_total",
+            found="vllm:prefix_cache_hits_total | vllm:gpu_prefix_cache_hits_total",
+        ),
         histograms={
             "ttft": ("vllm:time_to_first_token_seconds",),
             "inter_token": (
@@ -139,31 +141,23 @@ PAGES = (
         model="model_name",
         # A tokenizer and the schedulers of all data-parallel ranks are one server.
         replica=("origin",),
-        gauges={
-            "running": _one("sglang:num_running_reqs"),
-            "waiting": _one("sglang:num_queue_reqs"),
-            "kv_cache_usage": _one("sglang:token_usage"),
-        },
-        counters={
-            "prompt": (
-                *_one("sglang:realtime_tokens_total", mode="prefill_compute"),
-                *_one("sglang:prompt_tokens_total"),
-            ),
-            "generation": (
-                *_one("sglang:realtime_tokens_total", mode="decode"),
-                *_one("sglang:generation_tokens_total"),
-            ),
-            "preemptions": _one("sglang:num_retracted_requests_total"),
-            "finished": _one("sglang:num_requests_total"),
-            "aborted": _one("sglang:num_aborted_requests_total"),
-            "looked_up": _one("sglang:prefill_effective_tokens_total"),
-            "found": (
-                tuple(
-                    Match("sglang:prefill_effective_tokens_total", (("mode", mode),))
-                    for mode in ("device_hit", "host_hit", "storage_hit")
-                ),
-            ),
-        },
+        gauges=_numbers(
+            running="sglang:num_running_reqs",
+            waiting="sglang:num_queue_reqs",
+            kv_cache_usage="sglang:token_usage",
+        ),
+        counters=_numbers(
+            prompt="sglang:realtime_tokens_total{mode=prefill_compute}"
+            " | sglang:prompt_tokens_total",
+            generation="sglang:realtime_tokens_total{mode=decode} | sglang:generation_tokens_total",
+            preemptions="sglang:num_retracted_requests_total",
+            finished="sglang:num_requests_total",
+            aborted="sglang:num_aborted_requests_total",
+            looked_up="sglang:prefill_effective_tokens_total",
+            found="sglang:prefill_effective_tokens_total{mode=device_hit}"
+            " + sglang:prefill_effective_tokens_total{mode=host_hit}"
+            " + sglang:prefill_effective_tokens_total{mode=storage_hit}",
+        ),
         histograms={
             "ttft": ("sglang:time_to_first_token_seconds",),
             "inter_token": ("sglang:inter_token_latency_seconds",),
@@ -182,12 +176,12 @@ PAGES = (
         prefix="nv_inference_",
         model="model",
         replica=(),
-        gauges={"waiting": _one("nv_inference_pending_request_count")},
-        counters={
-            "finished": (
-                (Match("nv_inference_request_success"), Match("nv_inference_request_failure")),
-            ),
-        },
+        gauges=_numbers(
+            waiting="nv_inference_pending_request_count",
+        ),
+        counters=_numbers(
+            finished="nv_inference_request_success + nv_inference_request_failure",
+        ),
         histograms={},
         ports=(8002,),
         path=PATH,
@@ -198,20 +192,18 @@ PAGES = (
         prefix="trtllm_",
         model="model_name",
         replica=(),
-        gauges={
-            "running": _one("trtllm_num_requests_running"),
-            "waiting": _one("trtllm_num_requests_waiting"),
-            "kv_cache_usage": _one("trtllm_kv_cache_utilization"),
-        },
-        counters={
-            "prompt": _one("trtllm_prompt_tokens_total"),
-            "generation": _one("trtllm_generation_tokens_total"),
-            "finished": (
-                (Match("trtllm_request_success_total"), Match("trtllm_request_error_total")),
-            ),
-            "looked_up": _one("trtllm_prompt_tokens_total"),
-            "found": _one("trtllm_prompt_cached_tokens_total"),
-        },
+        gauges=_numbers(
+            running="trtllm_num_requests_running",
+            waiting="trtllm_num_requests_waiting",
+            kv_cache_usage="trtllm_kv_cache_utilization",
+        ),
+        counters=_numbers(
+            prompt="trtllm_prompt_tokens_total",
+            generation="trtllm_generation_tokens_total",
+            finished="trtllm_request_success_total + trtllm_request_error_total",
+            looked_up="trtllm_prompt_tokens_total",
+            found="trtllm_prompt_cached_tokens_total",
+        ),
         histograms={
             "ttft": ("trtllm_time_to_first_token_seconds",),
             "e2e": ("trtllm_e2e_request_latency_seconds",),
@@ -224,21 +216,16 @@ PAGES = (
         prefix="llamacpp:",
         model="",
         replica=(),
-        gauges={
-            "running": _one("llamacpp:requests_processing"),
-            "waiting": _one("llamacpp:requests_deferred"),
-        },
-        counters={
-            "prompt": _one("llamacpp:prompt_tokens_total"),
-            "generation": _one("llamacpp:tokens_predicted_total"),
-            "looked_up": (
-                (
-                    Match("llamacpp:prompt_tokens_total"),
-                    Match("llamacpp:prompt_tokens_cached_total"),
-                ),
-            ),
-            "found": _one("llamacpp:prompt_tokens_cached_total"),
-        },
+        gauges=_numbers(
+            running="llamacpp:requests_processing",
+            waiting="llamacpp:requests_deferred",
+        ),
+        counters=_numbers(
+            prompt="llamacpp:prompt_tokens_total",
+            generation="llamacpp:tokens_predicted_total",
+            looked_up="llamacpp:prompt_tokens_total + llamacpp:prompt_tokens_cached_total",
+            found="llamacpp:prompt_tokens_cached_total",
+        ),
         histograms={},
         ports=range(8080, 8084),
     ),

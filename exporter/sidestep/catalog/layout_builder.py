@@ -34,11 +34,7 @@ WITHOUT_SLOT: Mapping[type, Storage] = {
 
 @functools.cache
 def compile_layout(tables: DialectTables, *, legacy: bool = False, common: bool = False) -> Layout:
-    """Return the layout of the rows of ``tables``; see ``DialectTables.rows_for``.
-
-    Raises:
-        CatalogueError: A row's source names no field, or a field of another shape.
-    """
+    """Return the layout of the rows of ``tables``; see ``DialectTables.rows_for``."""
     return _LayoutBuilder(tables).layout(tables.rows_for(legacy=legacy, common=common))
 
 

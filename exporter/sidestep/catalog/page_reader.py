@@ -89,9 +89,6 @@ def samples(text: str, wanted: Collection[str] = ()) -> Samples:
     """Return the samples of a page by their names.
 
     With ``wanted`` only those names are read, and values that no engine counts to are left out.
-
-    Raises:
-        ValueError: A sample has no number; one line.
     """
     found: dict[str, list[PageSample]] = {}
     for line in text.split("\n"):

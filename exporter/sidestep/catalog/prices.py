@@ -21,7 +21,6 @@ class Price:
 
     Attributes:
         computed: Price of a prompt token whose KV is computed.
-        cached: Price of a prompt token whose KV comes from a cache.
         generated: Price of a generated token.
         transferred: Price of a prompt token whose KV comes from the engine that has computed it.
     """

@@ -103,7 +103,6 @@ class Row:
     """One metric family.
 
     Attributes:
-        name: The exposed name; a counter's includes ``_total``.
         help: The HELP text: one sentence of this project's own.
         labels: All label names as exposed, sorted.
         shared: Those of ``labels`` that all series of the engine carry.
@@ -113,7 +112,6 @@ class Row:
         closed: Values of the row's own label that the catalogue knows; their series start at 0.
             Empty where the values are open. A histogram with its own slots has no other values.
         buckets: Bucket family of a histogram.
-        bounds: Bounds of a histogram that belongs to no bucket family.
         combine: How the values of a pod's engines are aggregated.
         mirrored: Whether all ranks of one replica report the same value, so that one rank is enough.
         unit_divisor: Stored units in one exposed unit, such as 1,000 for nanoseconds exposed as
@@ -122,7 +120,6 @@ class Row:
         feature: The option without which the row stays hidden until its first data arrive; where
             the Hello names the option, the row is exposed from the start.
         since: First release of the engine that has the family, where known.
-        until: Last release of the engine that has the family, where it was removed.
         successor: The name to use instead of a deprecated row.
     """
 

@@ -9,12 +9,7 @@ from typing import NamedTuple
 
 
 class Change(NamedTuple):
-    """Settings of one engine.
-
-    Attributes:
-        dialect: ``vllm`` or ``sglang``.
-        text: What to do, with the names of settings.
-    """
+    """Settings of one engine."""
 
     dialect: str
     text: str
@@ -52,15 +47,15 @@ CAUSES = (
         "CPU of the front end's processes, sidestep_engine_process_cpu_seconds_total.",
     ),
     Cause("slots", ("queue.slots",),
-        "The batch has its most requests, so the next one waits for another to end.",
+        "The batch has as many requests as it may have, so the next one waits until another ends.",
         (Change("vllm", "raise --max-num-seqs"), Change("sglang", "raise --max-running-requests")),
         "Add a replica.",
-        "the KV cache is nearly full, which then binds instead, or a step takes as much longer as it has more"
-        " requests: then more slots only move the wait from the queue into the decode.",
+        "the KV cache is nearly full, because it would bind next; or if the time of a step grows in proportion to"
+        " its requests, because more slots then only move the wait from the queue to the decode.",
         "Time of a step by its number of requests; vllm:kv_cache_usage_perc or sglang:token_usage below 0.8.",
     ),
     Cause("tokens", ("queue.tokens", "prefill_gap"),
-        "A step has its most tokens, so prompts wait, or are computed in chunks with gaps.",
+        "A step has as many tokens as it may have, so prompts wait, or are computed in chunks with gaps.",
         (Change("vllm", "raise --max-num-batched-tokens"),
          Change("sglang", "raise --chunked-prefill-size and --max-prefill-tokens")),
         "Add a replica; raise the hit ratio of the prefix cache, so that fewer tokens are computed.",
@@ -78,7 +73,7 @@ CAUSES = (
         'sidestep_requests{state="preempted"}; /api/v1/kv/curve has the hit ratio of a larger cache.',
     ),
     Cause("lora", ("queue.lora",),
-        "The batch has its most LoRA adapters, so a request with another one waits.",
+        "The batch has as many LoRA adapters as it may have, so a request with another one waits.",
         (Change("vllm", "raise --max-loras"), Change("sglang", "raise --max-loras-per-batch")),
         "Send requests of one adapter to one replica.",
         "memory is short: each adapter of the batch takes memory from the KV cache.",
@@ -89,7 +84,7 @@ CAUSES = (
         (Change("vllm", "set another backend in --structured-outputs-config"),
          Change("sglang", "set another --grammar-backend")),
         "Send the same schema for the same purpose: a compiled grammar is cached.",
-        "schemas are new in each request, of which no cache has any.",
+        "each request has a new schema, because a cache then finds none.",
         "Requests with and without structured output apart.",
     ),
     Cause("kv_transfer", ("queue.kv_transfer",),
@@ -119,7 +114,7 @@ CAUSES = (
     Cause("queue", ("queue.unknown",),
         "Requests wait in the queue, and the engine does not say which limit binds.",
         (Change("vllm", "install this release's tap, which says it (docs/vllm-core.md)"),),
-        "Compare running requests and the usage of the KV cache with their most.",
+        "Compare running requests and the usage of the KV cache with their limits.",
         "requests wait for a moment only.", "sidestep_step_limit_seconds_total, where there is one.",
     ),
     Cause("interference", ("interference",),

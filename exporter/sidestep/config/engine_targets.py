@@ -25,8 +25,6 @@ class EngineTarget:
     """One server.
 
     Attributes:
-        kind: Its kind, such as ``llamacpp``.
-        target: Its base URL, and how to poll it.
         options: Options of this kind only, not checked yet.
     """
 
@@ -35,20 +33,12 @@ class EngineTarget:
     options: tuple[tuple[str, str], ...] = ()
 
     def known(self, *names: str) -> dict[str, str]:
-        """Return the options by name, after checking that each is one of ``names``.
-
-        Raises:
-            ValueError: Completes an error line.
-        """
+        """Return the options by name, after checking that each is one of ``names``."""
         return options.parse((f"{n}={text}" for n, text in self.options), (*names, *COMMON), {})
 
 
 def parse(value: object) -> EngineTarget:
-    """Return the server of one ``--engine``.
-
-    Raises:
-        ValueError: Completes an error line.
-    """
+    """Return the server of one ``--engine``."""
     first, *rest = (part.strip() for part in parsing.text(value).split(","))
     kind, equals, url = first.partition("=")
     if not equals or not _KIND.fullmatch(kind):
@@ -68,10 +58,6 @@ def parse(value: object) -> EngineTarget:
 
 
 def collect(found: tuple[EngineTarget, ...]) -> tuple[EngineTarget, ...]:
-    """Check all servers together.
-
-    Raises:
-        ValueError: There are too many, or one twice; completes an error line.
-    """
+    """Check all servers together."""
     scrape_targets.collect(tuple(server.target for server in found))
     return found

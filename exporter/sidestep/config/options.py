@@ -19,10 +19,7 @@ def parse(
 ) -> dict[str, str]:
     """Return the values of the options in ``parts`` by name.
 
-    Args:
-        parts: Each ``name=value``.
-        names: Known names.
-        prefixes: Known beginnings of names that the user completes, and the check of each.
+    ``prefixes`` are known beginnings of names that the user completes, with a check of each.
 
     Raises:
         ValueError: Completes an error line; that of an unknown option does not contain the value,

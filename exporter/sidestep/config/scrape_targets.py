@@ -53,9 +53,7 @@ class Target:
     """A polled server, and how to poll it.
 
     Attributes:
-        interval: Seconds from one poll to the next.
         timeout: Seconds for a connection and a whole response.
-        labels: Labels added to all its samples.
         ca: File of the authorities to trust; empty for the system's.
         cert: File of the client's certificate; empty for none.
         key: File of its key; empty if ``cert`` has it too.
@@ -86,7 +84,6 @@ class Form:
         path: Path of a URL that has none.
         options: Names of options beside the common ones.
         reserved: Label names that a user cannot give.
-        interval: Seconds between polls, where a target has none.
         usage: What an error line says that the value must be.
         login: What an error line says to use instead of a password in the URL.
     """
@@ -103,11 +100,7 @@ SCRAPE = Form(path="/metrics")
 
 
 def parse(value: object) -> Target:
-    """Return the target of one ``--scrape``.
-
-    Raises:
-        ValueError: Completes an error line.
-    """
+    """Return the target of one ``--scrape``."""
     return target(value, SCRAPE)[0]
 
 
@@ -138,11 +131,7 @@ def target(value: object, form: Form) -> tuple[Target, dict[str, str]]:
 
 
 def address(text: str, form: Form) -> str:
-    """Return ``text`` as a URL to poll.
-
-    Raises:
-        ValueError: It is no such URL, or contains a password; completes an error line.
-    """
+    """Return ``text`` as a URL to poll."""
     complaint = f"must be {form.usage}, with http:// or https://HOST[:PORT]"
     if not text.isascii() or not text.isprintable() or " " in text:
         raise ValueError(complaint)
@@ -164,11 +153,7 @@ def address(text: str, form: Form) -> str:
 
 
 def collect(found: tuple[Target, ...]) -> tuple[Target, ...]:
-    """Check all targets of a flag together.
-
-    Raises:
-        ValueError: There are too many, or one twice; completes an error line.
-    """
+    """Check all targets of a flag together."""
     if len(found) > MAX_TARGETS:
         raise ValueError(f"no more than {MAX_TARGETS} targets can be polled")
     try:
@@ -214,11 +199,7 @@ def _check_files(url: str, given: Mapping[str, str]) -> None:
 def parsed(
     name: str, given: Mapping[str, str], default: Value, parse: Callable[[str], Value]
 ) -> Value:
-    """Return the value of the option ``name``, or ``default`` where it is not given.
-
-    Raises:
-        ValueError: The value is invalid; completes an error line.
-    """
+    """Return the value of the option ``name``, or ``default`` where it is not given."""
     try:
         return parse(given[name]) if name in given else default
     except ValueError as error:

@@ -16,7 +16,6 @@ class Setting:
 
     Attributes:
         usage: The flag, and the placeholder of its value; a flag without one is a switch.
-        help: The text in ``--help`` and in docs/configuration.md.
         parse: Parser of one value; it raises ValueError with the end of an error line.
         default: Parsed like a given value; that of a repeatable setting is a tuple.
         unset: Text of help and documents about an empty default: what applies without a value.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+DEFAULT = "default of"
+"""Beginning of the origin of a value that nobody has set."""
 TABLES = ("buckets", "schemas", "shown_buckets")
 """Bounds and schemas by bucket family, and exposed bounds by metric family."""
 
@@ -75,11 +77,9 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
     Raises:
         ConfigError: One line that names the setting, where it came from and what is wrong.
     """
-    settings = (*SETTINGS, CONFIG_FILE)
-    if found := variables.unknown(environ, [setting.variable for setting in settings]):
+    if found := variables.unknown(environ, [s.variable for s in (*SETTINGS, CONFIG_FILE)]):
         raise ConfigError(variables.description(found))
-    file_name = flags.get("config_file") or environ.get(CONFIG_FILE.variable, "")
-    file, tables = read_file(file_name) if file_name else ({}, {})
+    file_name, file, tables = _file(flags, environ)
     known = {setting.flag for setting in SETTINGS}
     for key in file:
         if key not in known:
@@ -93,6 +93,27 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
     config = Config(**values, **tables)
     _check(config)
     return config
+
+
+def given(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Iterator[str]:
+    """Yield a line for each setting that does not have its default: the value, and where it is set."""
+    file_name, file, tables = _file(flags, environ)
+    for setting in SETTINGS:
+        value, origin = _find(setting, flags, environ, file, file_name)
+        if not origin.startswith(DEFAULT):
+            values = value if isinstance(value, list | tuple) else [value]
+            yield f"{setting.flag} {', '.join(map(setting.shown, values))} ({origin})"
+    yield from (
+        f"{key} of {', '.join(table)} ({file_name})" for key, table in tables.items() if table
+    )
+
+
+def _file(
+    flags: Mapping[str, Any], environ: Mapping[str, str]
+) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """Return the name of the configuration file, its values by flag, and its ``TABLES``."""
+    name = flags.get("config_file") or environ.get(CONFIG_FILE.variable, "")
+    return (name, *(read_file(name) if name else ({}, {})))
 
 
 def _find(
@@ -111,7 +132,7 @@ def _find(
         return (text.split(setting.separator) if setting.repeatable else text), setting.variable
     if setting.flag in file:
         return file[setting.flag], f"{file_name}: {setting.flag}"
-    return setting.default, f"default of --{setting.flag}"
+    return setting.default, f"{DEFAULT} --{setting.flag}"
 
 
 def _parsed(setting: Setting, given: Any, origin: str) -> Any:
@@ -152,11 +173,7 @@ def _check(config: Config) -> None:
 
 
 def read_file(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the values in the file by flag, and its ``TABLES``.
-
-    Raises:
-        ConfigError: The file cannot be read, is not TOML, or has an invalid table.
-    """
+    """Return the values in the file by flag, and its ``TABLES``."""
     try:
         tree = tomllib.loads(Path(name).read_text(encoding="utf-8"))
     except OSError as error:

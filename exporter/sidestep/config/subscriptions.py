@@ -52,11 +52,7 @@ class Subscription:
 
 
 def parse(value: object) -> tuple[Subscription, ...]:
-    """Return the subscriptions of one ``--subscribe``, one per rank.
-
-    Raises:
-        ValueError: Completes an error line.
-    """
+    """Return the subscriptions of one ``--subscribe``, one per rank."""
     first, *rest = (part.strip() for part in parsing.text(value).split(","))
     kind, equals, place = first.partition("=")
     if not equals or kind not in KINDS:
@@ -86,11 +82,7 @@ def parse(value: object) -> tuple[Subscription, ...]:
 
 
 def collect(given: tuple[tuple[Subscription, ...], ...]) -> tuple[Subscription, ...]:
-    """Return the subscriptions of all flags.
-
-    Raises:
-        ValueError: There are too many, or one twice; completes an error line.
-    """
+    """Return the subscriptions of all flags."""
     found = tuple(one for some in given for one in some)
     if len(found) > MAX_RANKS:
         raise ValueError(f"no more than {MAX_RANKS} publishers can be subscribed to")

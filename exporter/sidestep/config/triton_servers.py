@@ -47,7 +47,6 @@ class Server:
 
     Attributes:
         target: Its URL, without the path of the statistics, and how to poll it.
-        models: The models to poll; empty for all.
         metrics: URL of its own metrics page, whose families are exposed unless the statistics
             have them; empty for none.
     """
@@ -58,11 +57,7 @@ class Server:
 
 
 def parse(value: object) -> Server:
-    """Return the server of one ``--triton``.
-
-    Raises:
-        ValueError: Completes an error line.
-    """
+    """Return the server of one ``--triton``."""
     first, *rest = (part.strip() for part in parsing.text(value).split(","))
     if first.startswith(("grpc://", "grpcs://")):
         raise ValueError("must be Triton's HTTP port, such as http://HOST:8000, not its gRPC port")
@@ -88,10 +83,6 @@ def _choice(text: str) -> ModelChoice:
 
 
 def collect(found: tuple[Server, ...]) -> tuple[Server, ...]:
-    """Check all servers together.
-
-    Raises:
-        ValueError: There are too many, or one twice; completes an error line.
-    """
+    """Check all servers together."""
     scrape_targets.collect(tuple(server.target for server in found))
     return found

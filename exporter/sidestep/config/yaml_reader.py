@@ -73,6 +73,24 @@ def read_documents(content: bytes | str) -> Iterator[Any]:
         raise ConfigError(_one_line(error)) from None
 
 
+def read_nodes(content: str) -> yaml.Node | None:
+    """Return the nodes of the only document of a file, without merge keys; None: it is empty.
+
+    Raises:
+        ConfigError: As of ``read_documents``.
+    """
+    list(read_documents(content))
+    loader = _Documents(content)
+    try:
+        node: yaml.Node | None = loader.get_single_node()
+        if node is not None:
+            # It replaces merge keys.
+            loader.construct_document(node)
+    except yaml.YAMLError as error:
+        raise ConfigError(_one_line(error)) from None
+    return node
+
+
 def _check(content: bytes | str, loader: type[Any]) -> None:
     """Refuse too many nodes, with aliases expanded, and too many levels, before anything is built."""
     nodes, aliased = 0, 0

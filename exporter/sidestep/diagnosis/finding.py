@@ -20,8 +20,6 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         code: Stable; docs/doctor.md describes it.
         subject: What it is about: a file, an address, an engine.
-        text: What was found, with its values; one line.
-        remedy: What to do; one line.
     """
 
     code: str
@@ -36,9 +34,7 @@ class Code(NamedTuple):
 
     Attributes:
         code: ``SD`` and three digits; a code that is no longer used is not given to another kind.
-        title: A short sentence.
         cause: What leads to it, and what its effect is.
-        remedy: What to do.
     """
 
     code: str
@@ -59,12 +55,7 @@ class Code(NamedTuple):
 
 
 class OwnReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of ``/api/v1/doctor``.
-
-    Attributes:
-        version: Version of the exporter.
-        findings: The gravest first.
-    """
+    """The answer of ``/api/v1/doctor``."""
 
     version: str
     findings: list[Finding]

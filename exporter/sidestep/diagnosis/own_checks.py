@@ -90,11 +90,9 @@ class Installation(NamedTuple):
     """Settings that the checks need.
 
     Attributes:
-        endpoints: Ingest endpoints.
         state_dir: Directory of snapshots; empty: none.
         memory_soft: MiB of --limits.memory-soft; 0: no limit.
         has_sources: Whether the exporter polls servers or subscribes to streams.
-        otlp: URL of the OTLP receiver; empty: none.
         otlp_interval: Seconds between two pushes to it.
     """
 
@@ -111,10 +109,7 @@ class OwnChecks:
 
     Args:
         engines: Returns the engines and the verdict on them, as the live page shows them.
-        installation: Returns the present settings.
         scraped_at: Returns the monotonic time of the last scrape by Prometheus; None: never.
-        refusals: Last refusal of what engines send, by reason.
-        clock: Monotonic seconds.
     """
 
     def __init__(

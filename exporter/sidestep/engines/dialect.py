@@ -72,11 +72,7 @@ class Dialects(Mapping[str, Dialect]):
         }
 
     def decode(self, raw: bytes | memoryview | msgspec.Raw) -> Item:
-        """Decode the item in ``raw``.
-
-        Raises:
-            WireError: The item is malformed or exceeds a limit.
-        """
+        """Decode the item in ``raw``."""
         try:
             if len(raw) > SHAPED:
                 check_sample_count(raw)

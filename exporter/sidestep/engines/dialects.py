@@ -17,9 +17,6 @@ def installed() -> list[Dialect]:
     """Return the dialects that installed packages register under ``sidestep.dialects``.
 
     An engine's process loads them too, so their modules import no I/O.
-
-    Raises:
-        CatalogueError: One cannot be loaded.
     """
     found: list[Dialect] = []
     # A package that is installed twice registers the same entry point twice.

@@ -35,7 +35,6 @@ class ItemFolder:
     """Folds the items of one stream between two calls of ``seal``.
 
     Attributes:
-        count: Items folded since the last seal.
         settings: The exporter's latest settings, so that items are counted as it would count them.
         kv_sample_rate: The share of KV blocks to track, as the exporter last requested.
     """

@@ -29,8 +29,8 @@ class PolledPage(Polled, array_like=True, gc=False, tag="pp"):
 
     Attributes:
         process: Identifies the server's process, where the page does; otherwise 0.
-        families: Families of the dialect's rows, as in ``Samples`` but with totals: counters since
-            the server started, and likewise the counts of a histogram.
+        families: Counters and gauges of the dialect's rows, as in ``Samples``, but the counters are
+            totals since the server started.
         gone: Whether the server no longer has the engine; then there are no families.
     """
 
@@ -51,7 +51,7 @@ class Increase(NamedTuple):
 
     Attributes:
         families: What was counted in between, and the gauges of the later page.
-        totals: The later page's counters and histograms, and those that only the earlier one has.
+        totals: The later page's counters, and those that only the earlier one has.
         is_reset: Whether the server restarted in between.
     """
 
@@ -60,8 +60,8 @@ class Increase(NamedTuple):
     is_reset: bool
 
 
-_SeriesKey = tuple[str, tuple[str, ...], tuple[str, ...], tuple[float, ...]]
-_Known = dict[_SeriesKey, Sample]
+_SeriesKey = tuple[str, tuple[str, ...], tuple[str, ...]]
+"""Name of a family, its labels, and their values."""
 
 
 def difference(new: PolledPage, old: PolledPage | None) -> Increase:
@@ -74,7 +74,9 @@ def difference(new: PolledPage, old: PolledPage | None) -> Increase:
     known = {} if old is None else dict(_totals(old.families))
     is_reset = old is not None and (
         (new.process and old.process and new.process != old.process)
-        or any(key in known and _is_lower(sample, known[key]) for key, sample in _totals(families))
+        or any(
+            key in known and sample.value < known[key].value for key, sample in _totals(families)
+        )
     )
     if is_reset:
         known = {}
@@ -84,23 +86,25 @@ def difference(new: PolledPage, old: PolledPage | None) -> Increase:
         if family.kind == "gauge":
             found.append(family)
             continue
-        more = [
-            made
-            for sample in family.samples
-            if (made := _less(sample, known.pop(_key(family, sample), None))) is not None
-        ]
+        more = []
+        for sample in family.samples:
+            before = known.pop(_key(family, sample), None)
+            if before is None:
+                more.append(sample)
+            elif sample.value != before.value:
+                more.append(Sample(list(sample.labels), sample.value - before.value))
         totals.append(family)
         if more:
             found.append(msgspec.structs.replace(family, samples=more))
     totals += [
-        Family(name, "histogram" if bounds else "counter", list(labels), [sample], "", list(bounds))
-        for (name, labels, _, bounds), sample in known.items()
+        Family(name, "counter", list(labels), [sample])
+        for (name, labels, _), sample in known.items()
     ]
     return Increase(found, tuple(totals), bool(is_reset))
 
 
 def _key(family: Family, sample: Sample) -> _SeriesKey:
-    return family.name, tuple(family.labels), tuple(sample.labels), tuple(family.bounds)
+    return family.name, tuple(family.labels), tuple(sample.labels)
 
 
 def _totals(families: Sequence[Family]) -> Iterator[tuple[_SeriesKey, Sample]]:
@@ -108,24 +112,6 @@ def _totals(families: Sequence[Family]) -> Iterator[tuple[_SeriesKey, Sample]]:
         if family.kind != "gauge":
             for sample in family.samples:
                 yield _key(family, sample), sample
-
-
-def _is_lower(new: Sample, old: Sample) -> bool:
-    return new.value < old.value or any(a < b for a, b in zip(new.counts, old.counts, strict=True))
-
-
-def _less(new: Sample, old: Sample | None) -> Sample | None:
-    """Return the difference; None: there is none."""
-    if old is None:
-        return new
-    if new.counts:
-        counts = [a - b for a, b in zip(new.counts, old.counts, strict=True)]
-        # The sum of a page that is read while it is written may be older than its counts.
-        total = max(new.total - old.total, 0.0)
-        if not (total or any(counts)):
-            return None
-        return Sample(list(new.labels), counts=counts, total=total)
-    return Sample(list(new.labels), new.value - old.value) if new.value != old.value else None
 
 
 def resets_row(prefix: str, shared: tuple[str, ...]) -> Row:

@@ -56,14 +56,7 @@ histogram = functools.partial(row, "histogram")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SampledRows:
-    """Builder of rows that Samples items feed, for engines with the same labels.
-
-    Attributes:
-        prefix: The prefix of the rows' names.
-        shared: See ``Row.shared``.
-        extra_labels: See ``Row.extra_labels``.
-        mirrored: See ``Row.mirrored``.
-    """
+    """Builder of rows that Samples items feed, for engines with the same labels."""
 
     prefix: str
     shared: tuple[str, ...] = ENGINE_LABELS

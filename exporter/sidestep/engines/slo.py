@@ -17,9 +17,6 @@ def resolve(
     """Return ``objectives`` with each dialect's family in place of a predefined latency.
 
     Families with the same names for all engines can be meant only where they are exposed (``common``).
-
-    Raises:
-        ConfigError: A family is unknown or no histogram of seconds.
     """
     measured = [dialect for dialect in dialects.values() if dialect.latencies]
     resolved: list[Objective] = []

@@ -90,9 +90,6 @@ class EncodedFamilies:
     """Encodes the series of all families in one format.
 
     Args:
-        encode_labels: Encodes the labels of a series.
-        encoder: Returns what encodes the series of a family.
-        aggregate: Adds histograms up.
         dropped: Labels to remove; series that become equal are aggregated.
     """
 

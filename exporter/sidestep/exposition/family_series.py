@@ -38,12 +38,9 @@ def family_series(
     names: Collection[str] = (),
     dropped_labels: frozenset[str] = frozenset(),
 ) -> Iterator[tuple[Family, list[Series]]]:
-    """Yield the families of engines and their series; a family can have none.
+    """Yield the families with ``names`` (empty: all) and their series; a family can have none.
 
-    Args:
-        values: Values of all engines at one moment.
-        names: Samples whose families are wanted; empty for all.
-        dropped_labels: Labels to remove; series that become equal are aggregated.
+    Series that become equal without ``dropped_labels`` are aggregated.
     """
     aggregated = AggregatedSeries(dropped_labels)
     for family in families(values, names):

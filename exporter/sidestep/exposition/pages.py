@@ -75,12 +75,7 @@ class PageCopier:
         self._hold = hold
 
     async def copy(self, names: Collection[str] = (), *, with_gone: bool = False) -> PageValues:
-        """Return the values of this moment.
-
-        Args:
-            names: Samples whose families are wanted, of those that are not engines'; empty for all.
-            with_gone: Whether to include engines that are gone, which only sums need.
-        """
+        """Return the values of this moment."""
         async with self._hold():
             return PageValues(
                 self._engines.copy(with_gone=with_gone),
@@ -145,14 +140,7 @@ class Pages:
         *,
         by_prometheus: bool = False,
     ) -> Body:
-        """Return a page: families of engines, then passthrough families, then the exporter's own.
-
-        Args:
-            view: ``engine``, or ``pod``, which has no protobuf.
-            form: The format.
-            names: Samples whose families to include, on a page that is not cached; empty for all.
-            by_prometheus: Whether Prometheus, or a program with its scrape protocol, requests it.
-        """
+        """Return a page: families of engines, then passthrough families, then the exporter's own."""
         if by_prometheus:
             self.scraped_at = time.monotonic()
         if names:
@@ -169,13 +157,7 @@ class Pages:
         *,
         with_gone: bool = False,
     ) -> Result:
-        """Return what ``write`` makes of the present values, in a thread, once a snapshot holds them.
-
-        Args:
-            write: Writes the values.
-            names: Samples whose families are wanted; empty for all.
-            with_gone: Whether values include engines that are gone, which only sums need.
-        """
+        """Return what ``write`` makes of the present values, in a thread, once a snapshot holds them."""
         values = await self._copier.copy(names, with_gone=with_gone)
         loop = asyncio.get_running_loop()
         found = await loop.run_in_executor(self._thread, write, values)

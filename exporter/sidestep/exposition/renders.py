@@ -57,11 +57,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class SharedRenders(Generic[Key]):
-    """Renders by key, in flight or finished a moment ago.
-
-    Args:
-        seconds: How long a rendered body answers further requests.
-    """
+    """Renders by key, in flight or finished a moment ago."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

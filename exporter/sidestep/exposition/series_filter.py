@@ -21,7 +21,6 @@ class SeriesFilter:
 
     Attributes:
         dropped_labels: Labels to remove; series that become equal are aggregated.
-        allow: Patterns of families to expose; empty for all.
         deny: Patterns of families to hide, even if ``allow`` has them.
         bucket_thinning: Expose every n-th bound of a histogram.
         shown_buckets: Bounds to expose instead, by pattern of a family.

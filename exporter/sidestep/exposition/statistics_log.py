@@ -33,16 +33,13 @@ from sidestep.metrics.computed_gauges import SetGauges
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.recent_steps import EXTERNAL, MULTIMODAL, PREFIX, RecentSteps
 from sidestep.metrics.registry import Registry
-from sidestep.metrics.step_limits import limit_seconds
-from sidestep.protocol.request_events import LIMITS
+from sidestep.metrics.step_limits import binding_limit, limit_seconds
 from sidestep.tracking.health.states import Health
 
 log = logging.getLogger(__name__)
 
 INTERVAL = 10.0
 """The engine's own interval in seconds; the legacy throughput gauges need it without log lines."""
-BINDS = 0.1
-"""Least share of the busy time from which on a limit is worth a place in the line."""
 
 
 class _Totals(NamedTuple):
@@ -60,8 +57,6 @@ class Line:
     """Numbers of one line.
 
     Attributes:
-        row: The engine's row, or that of all engines.
-        name: What the line is about.
         deferred: Waiting requests that do not wait for capacity.
         external_hit_rate: Share of recent lookups that an external prefix cache had.
         mm_hit_rate: Likewise of the multimodal cache.
@@ -287,7 +282,11 @@ def _line(row: EngineRow, name: str, parts: Sequence[tuple[_Totals, _Totals]]) -
     recent = _hit_rate(engines, PREFIX) if len({e.layout.dialect for e in engines}) == 1 else None
     if recent is not None:
         row = msgspec.structs.replace(row, prefix_hit_rate=recent)
-    limit, share = _binding_limit(parts)
+    seconds: Counter[str] = Counter()
+    for then, now in parts:
+        seconds.update(now.limits)
+        seconds.subtract(then.limits)
+    limit, share = binding_limit(seconds)
     return Line(
         row=row,
         name=name,
@@ -298,24 +297,6 @@ def _line(row: EngineRow, name: str, parts: Sequence[tuple[_Totals, _Totals]]) -
         limit=limit,
         limit_share=share,
     )
-
-
-def _binding_limit(
-    parts: Sequence[tuple[_Totals, _Totals]],
-) -> tuple[str | None, float | None]:
-    """Return the limit that held for longest while requests waited, and its share of the busy time."""
-    seconds: Counter[str] = Counter()
-    for then, now in parts:
-        seconds.update(now.limits)
-        seconds.subtract(then.limits)
-    busy = sum(seconds.values())
-    if busy <= 0:
-        return None, None
-    waiting = {name: spent for name, spent in seconds.items() if name != LIMITS[0]}
-    limit = max(waiting, key=lambda name: waiting[name], default=None)
-    if limit is None or waiting[limit] < BINDS * busy:
-        return None, None
-    return limit, waiting[limit] / busy
 
 
 def _hit_rate(engines: Sequence[Engine], window: int) -> float | None:

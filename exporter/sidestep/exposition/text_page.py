@@ -104,12 +104,7 @@ def render(
 
 
 class TextPage:
-    """Writes the families of engines as text.
-
-    Args:
-        series_filter: Labels and buckets to leave out.
-        exemplars: Whether to write exemplars, which only OpenMetrics has.
-    """
+    """Writes the families of engines as text."""
 
     def __init__(
         self, series_filter: SeriesFilter | None = None, *, exemplars: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import math
 import time
 from bisect import bisect_left
@@ -35,8 +36,6 @@ class EngineHead(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ``requests`` has the records of the requests that ended, as in ``--requests.log``.
 
     Attributes:
-        id: Its identity.
-        engine: What people call it.
         state: A state of docs/health.md; None where no process reports progress.
         reason: Why it is slow or stalled.
         limit_seconds: Time by limit, of an engine that counts it without steps; else empty.
@@ -55,7 +54,6 @@ class Head(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The answer of ``/api/v1/timeline``, before its ``engines``.
 
     Attributes:
-        time: Unix time of the answer.
         limits: Names of limits: a step has an index into them, or -1 for an unknown limit.
     """
 
@@ -80,20 +78,25 @@ class Timelines:
     def __init__(self, intake: Intake, wall: Callable[[], float] = time.time) -> None:
         self._intake = intake
         self._wall = wall
-        self._renders: SharedRenders[tuple[str | None, int]] = SharedRenders(CACHE_SECONDS)
+        self._renders: SharedRenders[tuple[str | None, int, int]] = SharedRenders(CACHE_SECONDS)
 
-    async def answer(self, identity: str | None, minutes: int) -> Body | None:
-        """Return the answer for an engine or for all; None if there is no such engine."""
+    async def answer(self, identity: str | None, minutes: int, slowest: int = 0) -> Body | None:
+        """Return the answer for an engine or for all; None if there is no such engine.
+
+        With ``slowest`` it has only so many requests of each engine, the slowest first, and no steps.
+        """
         if identity is not None and identity not in self._intake.registry.engines:
             return None
-        return await self._renders.get((identity, minutes), lambda: self._render(identity, minutes))
+        key = identity, minutes, slowest
+        return await self._renders.get(key, lambda: self._render(*key))
 
-    async def _render(self, identity: str | None, minutes: int) -> Body:
+    async def _render(self, identity: str | None, minutes: int, slowest: int) -> Body:
         now = self._wall()
         copies = []
         for engine in [*self._intake.registry.engines.values()]:
             if identity in (None, engine.id) and not engine.layout.tables.is_part(engine.labels):
-                copies.append(self._copy(engine, now - 60 * minutes))
+                found = self._copy(engine, now - 60 * minutes)
+                copies.append(_slowest(found, slowest) if slowest else found)
                 # A copy takes up to some milliseconds: other tasks run in between.
                 await asyncio.sleep(0)
         head = Head(version=__version__, time=now, minutes=minutes, limits=LIMITS)
@@ -117,6 +120,14 @@ class Timelines:
             StepColumns._make(column[first:] for column in timeline.steps),
             [kept for kept in timeline.requests if kept.received >= since],
         )
+
+
+def _slowest(found: _Copy, count: int) -> _Copy:
+    requests = heapq.nlargest(
+        count, found.requests, key=lambda kept: kept.ended.e2e or kept.ended.core_e2e or 0.0
+    )
+    steps = StepColumns._make(column[:0] for column in found.steps)
+    return found._replace(steps=steps, requests=requests)
 
 
 def _limit_seconds(engine: Engine, timeline: Timeline, since: float) -> dict[str, float]:

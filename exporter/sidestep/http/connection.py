@@ -15,13 +15,11 @@ class Limits:
     """Limits of the HTTP server.
 
     Attributes:
-        connections: Open connections.
         request_seconds: Time for a handshake and a whole request head, from its first byte.
         response_seconds: Time from a request's head to the last byte of the response.
         idle_seconds: Time a connection stays open between requests; more than Prometheus' 5
             minutes, so that Prometheus is the one that closes.
         body_bytes: Bytes a client may send between two requests; bodies are ignored.
-        concurrent_renders: Pages rendered at the same time.
         unsent_bytes: Bytes of pages that clients have not read yet, in total.
         waiting_passwords: Passwords that may wait for verification.
         check_interval: Seconds between two checks of deadlines and configuration files.

@@ -40,11 +40,7 @@ class CurrentConfig:
     neither a mistake nor a partly written file admits a client.
 
     Args:
-        path: The file; None for no file, which means no TLS and no authentication.
         changed: Called with the old and the new configuration, in the loop, before it is active.
-
-    Raises:
-        ConfigError: The file is invalid; one line.
     """
 
     def __init__(

@@ -24,11 +24,7 @@ _NO_CERTIFICATE = "PEER_DID_NOT_RETURN_A_CERTIFICATE"
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket; an empty host is all addresses.
-
-    Raises:
-        ConfigError: The address is in use, not local, or unknown.
-    """
+    """Return a listening socket; an empty host is all addresses."""
     shown = f"{host}:{port}"
     try:
         found = socket.getaddrinfo(
@@ -52,11 +48,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class HttpListener:
-    """Connections of all listening sockets.
-
-    Args:
-        current: The configuration; each handshake uses the newest.
-    """
+    """Connections of all listening sockets."""
 
     def __init__(
         self,

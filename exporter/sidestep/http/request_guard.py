@@ -31,10 +31,6 @@ def is_expected(request: web.Request, allowed: Collection[str]) -> bool:
     """Return whether a request has a host that no web site can have, or comes over a network.
 
     A web site's name has a dot. What a network's clients use as names cannot be known.
-
-    Args:
-        request: The request.
-        allowed: Further names, in lower case.
     """
     host = request.headers.get("Host", "").strip().lower()
     if host.startswith("["):

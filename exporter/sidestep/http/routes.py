@@ -21,6 +21,7 @@ from sidestep.exposition.negotiation import CONTENT_TYPES, negotiate
 from sidestep.exposition.pages import Pages
 from sidestep.exposition.renders import Body
 from sidestep.exposition.timeline import MAX_MINUTES, Timelines
+from sidestep.http.openapi import openapi
 from sidestep.http.request_guard import Handler
 from sidestep.http.responses import PartsResponse
 from sidestep.http.static_files import LivePage
@@ -32,6 +33,8 @@ from sidestep.tracking.health.states import Health
 POD_PATH = "/pod"
 """Suffix of the metrics page's path for the pod view, which aggregates all engines."""
 JSON = "application/json"
+MAX_SLOWEST = 20
+"""Most requests that ``/api/v1/timeline?slowest=`` returns of an engine."""
 SCRAPE_TIMEOUT = "X-Prometheus-Scrape-Timeout-Seconds"
 """Header of scrapes by Prometheus, its agent, OpenTelemetry's collector and VictoriaMetrics."""
 
@@ -62,6 +65,12 @@ def application(endpoints: Endpoints, path: str) -> web.Application:
             ("/api/v1/live", endpoints.live, "Live numbers (JSON)"),
             ("/api/v1/live/history", endpoints.live_history, "Last ten minutes (JSON)"),
         ]
+    described = openapi(routes)
+
+    async def description(_: web.Request) -> web.StreamResponse:
+        return _json(described)
+
+    routes.append(("/api/v1/openapi.json", description, "Description of the API (OpenAPI)"))
     links = [(target, text) for target, _, text in routes if text]
 
     items = "".join(f'<li><a href="{html.escape(to)}">{text}</a></li>' for to, text in links)
@@ -90,7 +99,6 @@ class Endpoints:
     """Handlers of requests, one per endpoint.
 
     Args:
-        ready: Returns whether engines can connect.
         view: View of the metrics page if the request names none.
         live: What the live page shows; None: there is no live page.
         timelines: Recent steps and requests; None: none are kept.
@@ -162,11 +170,7 @@ class Endpoints:
         return web.Response(text="".join(f"{frame}\n" for frame in health.stack))
 
     def _find(self, request: web.Request) -> tuple[Engine, Health]:
-        """Return the engine that the path names.
-
-        Raises:
-            HTTPNotFound: There is none, or its state is not known here.
-        """
+        """Return the engine that the path names."""
         engine = self.pages.registry.engines.get(request.match_info["engine"])
         health = None if engine is None else self._health.of(engine)
         if engine is None or health is None:
@@ -228,7 +232,11 @@ class Endpoints:
         minutes = request.query.get("minutes", str(MAX_MINUTES))
         if minutes not in map(str, range(1, MAX_MINUTES + 1)):
             raise web.HTTPBadRequest(text=f"minutes must be 1 to {MAX_MINUTES}\n")
-        body = await self.timelines.answer(request.query.get("engine"), int(minutes))
+        slowest = request.query.get("slowest", "0")
+        if slowest not in map(str, range(MAX_SLOWEST + 1)):
+            raise web.HTTPBadRequest(text=f"slowest must be 1 to {MAX_SLOWEST}\n")
+        engine = request.query.get("engine")
+        body = await self.timelines.answer(engine, int(minutes), int(slowest))
         if body is None:
             raise web.HTTPNotFound(text="no such engine; /api/v1/engines lists all\n")
         return await _response(body, request)

@@ -49,11 +49,7 @@ class HttpServer:
     """Serves an application to clients that the web configuration admits.
 
     Args:
-        config_file: Path of the web configuration; empty for none.
         allowed_hosts: Names that a request over loopback may have besides the usual ones.
-
-    Raises:
-        ConfigError: The file is invalid; one line.
     """
 
     def __init__(

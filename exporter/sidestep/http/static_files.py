@@ -8,13 +8,17 @@ import importlib.resources
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import msgspec
 from aiohttp import web
+
+from sidestep.catalog.tuning import CAUSES
 
 FOLDER = importlib.resources.files("sidestep.http") / "live_page"
 CONTENT_TYPES = {
     ".css": "text/css",
     ".html": "text/html",
     ".js": "text/javascript",
+    ".json": "application/json",
     ".svg": "image/svg+xml",
 }
 HEADERS = {
@@ -53,6 +57,9 @@ class LivePage:
             # The page may be served below a prefix, so that all its addresses are relative.
             f'<li><a href="{html.escape(to.lstrip("/"))}">{html.escape(text)}</a></li>'
             for to, text in links
+        )
+        found["tuning.json"] = msgspec.json.encode(
+            {cause.name: cause._asdict() for cause in CAUSES}
         )
         page = found.pop("index.html").decode().replace(LINKS, items).encode()
         self._page = _file("index.html", page)

@@ -120,11 +120,7 @@ UNVERIFIED = {
 
 
 def tls_config(section: TlsSection, source: Path, files: WatchedFiles) -> TlsConfig | None:
-    """Check the section and read its files; None if nothing in it asks for TLS.
-
-    Raises:
-        ConfigError: One line with the key.
-    """
+    """Check the section and read its files; None if nothing in it asks for TLS."""
 
     def pem(key: str, name: str | None, inline: str | None) -> Pem | None:
         """Read a PEM file; a file takes precedence over an inline value."""

@@ -73,11 +73,7 @@ class WebConfig:
 
 
 def load(path: Path, files: WatchedFiles) -> WebConfig:
-    """Read and check the file; relative paths in it are relative to its directory.
-
-    Raises:
-        ConfigError: One line with the file and the key.
-    """
+    """Read and check the file; relative paths in it are relative to its directory."""
     content = files.read(path, MAX_CONFIG_BYTES)
     try:
         return _checked(read(content.decode("utf-8-sig"), WebFile), path, files)

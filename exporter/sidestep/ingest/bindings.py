@@ -37,11 +37,7 @@ class EngineBindings:
         """By incarnation of a core that waits for its front ends: when its first Hello arrived."""
 
     def check(self, hello: Hello) -> None:
-        """Check that the engines of ``hello`` can be registered.
-
-        Raises:
-            WireError: They are malformed or over a limit.
-        """
+        """Check that the engines of ``hello`` can be registered."""
         streams = self._receiver.streams.values()
         named = sum(len(stream.engines) for stream in streams if stream.id != hello.stream)
         check_engines(self._registry, named, hello.engines)
@@ -137,11 +133,7 @@ class EngineBindings:
             self._feed(stream, engine, info.role)
 
     def bind(self, stream: Stream, info: EngineInfo) -> Engine:
-        """Bind a stream of this process to the engine of ``info`` and return the engine.
-
-        Raises:
-            WireError: The engine is malformed or over a limit.
-        """
+        """Bind a stream of this process to the engine of ``info`` and return the engine."""
         named = sum(len(each.engines) for each in self._receiver.streams.values())
         check_engines(self._registry, named, [info])
         engine = self._registered(info)

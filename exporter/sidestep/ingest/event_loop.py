@@ -37,12 +37,7 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 
 class Shutdown:
-    """Shutdown conditions of this process, in the running event loop.
-
-    Attributes:
-        stop: Set when the process should stop.
-        at_once: Set when it should not linger.
-    """
+    """Shutdown conditions of this process, in the running event loop."""
 
     def __init__(self) -> None:
         self.stop, self.at_once = asyncio.Event(), asyncio.Event()

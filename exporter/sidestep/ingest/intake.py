@@ -57,23 +57,14 @@ class Intake:
     """Decoder of frames and owner of the state that they update.
 
     Args:
-        applier: Applies items to the engines of its registry.
-        receiver: The streams, and the protocol by which they are received.
-        metrics: Self-metrics that count frames and items.
         clock: Monotonic seconds, for limits on log lines and for sources in this process.
         wall: Unix time, for display only.
         guard: Authorization and throttling of peers; by default everything is allowed.
         limits: Seconds without progress after which engines count as stalled.
 
     Attributes:
-        registry: The engines.
-        bindings: Streams and the engines that they feed.
-        loads: Saturation of the engines that are counted here.
         curves: Hit ratios of prefix caches of other sizes.
-        health: Health of these engines.
-        accepted: Frames that were not refused.
         refusals: Last refusal by reason, for people.
-        items: Items applied so far.
     """
 
     def __init__(
@@ -115,14 +106,7 @@ class Intake:
         return bool(self._work)
 
     def accept(self, peer: bytes, frames: Sequence[bytes], now: float, key: str = "") -> Replies:
-        """Process a message of the connection ``peer`` and return the replies to it.
-
-        Args:
-            peer: The connection that replies go to.
-            frames: Frames of the message; a valid message has exactly one.
-            now: Monotonic seconds.
-            key: Public key that the peer has authenticated with; empty where none is required.
-        """
+        """Process a message of the connection ``peer`` and return the replies to it."""
         if not self.guard.allows(peer, key, now):
             return []
         placed: Placement | None = None
@@ -262,11 +246,7 @@ class Intake:
         log.debug("rejected: %s", reason)
 
     def put(self, engine: Engine, item: Item) -> None:
-        """Apply an item from a source in this process.
-
-        Raises:
-            WireError: See ``Applier.apply``.
-        """
+        """Apply an item from a source in this process."""
         self.applier.apply(engine, item)
         if math.isnan(engine.feeds.caught_up_at):
             # The first answer of a server has all that it has counted since the last one.

@@ -154,11 +154,7 @@ class RankFeed(Feed):
         return list(self._engines.values())
 
     def check(self) -> None:
-        """Check that the subscription's engines can be registered.
-
-        Raises:
-            WireError: They are malformed or over a limit.
-        """
+        """Check that the subscription's engines can be registered."""
         self.intake.registry.check(self._info("0"))
 
     def mark_seen(self, now: float) -> None:

@@ -47,11 +47,7 @@ class Source(Protocol):
 
 
 def collectors() -> list[Collector]:
-    """Return the collectors that installed packages register under ``sidestep.collectors``.
-
-    Raises:
-        ConfigError: A collector cannot be created.
-    """
+    """Return the collectors that installed packages register under ``sidestep.collectors``."""
     found: list[Collector] = []
     for point in entry_points(group=COLLECTORS_GROUP):
         try:

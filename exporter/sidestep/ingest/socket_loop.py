@@ -41,11 +41,7 @@ class Sources:
         """Sources that may have messages, in the order in which they are read."""
 
     def open(self, drain: Callable[[], None]) -> None:
-        """Start all sources; ``drain`` is called when a message may be ready.
-
-        Raises:
-            ConfigError: The input of a source is not available.
-        """
+        """Start all sources; ``drain`` is called when a message may be ready."""
 
         def wake(source: Source) -> None:
             self._ready.setdefault(source)

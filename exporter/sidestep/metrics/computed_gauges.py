@@ -45,11 +45,7 @@ def _shortest_step_time(engine: Engine) -> float | None:
 
 
 class SetGauges(Part):
-    """Computed gauges that another package sets, since they do not follow from the engine's state.
-
-    Attributes:
-        values: Gauges by the name in ``catalog.row.Computed``.
-    """
+    """Computed gauges that another package sets, since they do not follow from the engine's state."""
 
     def __init__(self) -> None:
         self.values: Mapping[str, float] = {}

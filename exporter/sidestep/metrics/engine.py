@@ -39,7 +39,6 @@ class Feeds:
     """The streams that feed an engine.
 
     Attributes:
-        streams: Incarnations that feed it now.
         lost_cores: Streams of its core that are silent or closed.
         front_ends: Streams of front ends that send what users waited, or have sent it until recently.
         contested: Whether another living server had the ids of its server first.
@@ -71,12 +70,9 @@ class Engine(EngineState):
         labels: The labels of every series: engine and model_name, and ``origin`` where another
             engine would have the same labels.
         label_version: A number that no other engine has; it changes when the labels may change.
-        info: Info metrics as exposed.
         statistics: The last item of cumulative statistics that the engine's server keeps.
-        created: Unix time at which the counters began.
         gauge_stamp: Host-monotonic stamp of the newest gauges applied.
         last_seen: Unix time at which the exporter received the engine's last item.
-        feeds: The streams that feed it.
         live: Whether gauges are exposed; they expire soon after the last stream detaches.
         absent: Whether the server no longer has the engine; nothing of it is exposed then.
         version: The registry's version when this engine last changed.

@@ -76,18 +76,13 @@ class EngineState:
     The engine's description determines which series start at 0, and the bounds of histograms.
 
     Attributes:
-        layout: The slots of its dialect's rows.
-        description: Its description in the Hellos of its processes.
         missing_slots: Storage and slot of the series that need fields which its release lacks; they
             have no sample.
-        settings: Settings of its series.
         values: Scalars by slot; None: no sample.
         histograms: Histograms by slot; None: not exposed yet.
         keyed: Scalars with open label values, by slot and own label values.
-        open_families: Self-described families by name.
         exposed_paths: Paths of the layout whose optional families are exposed.
         restarts: How often another process has continued the engine.
-        parts: Further state, by class.
     """
 
     def __init__(self, layout: Layout, settings: SeriesSettings | None) -> None:

@@ -64,11 +64,7 @@ def as_classic(native: NativeBuckets) -> tuple[Bounds, list[int]]:
 
 
 def check_native(native: NativeBuckets, count: int) -> None:
-    """Check that ``native`` holds ``count`` observations in valid buckets.
-
-    Raises:
-        WireError: It does not.
-    """
+    """Check that ``native`` holds ``count`` observations in valid buckets."""
     indices, schema = native.indices, native.schema
     if not len(indices) == len(native.counts) == len(set(indices)):
         raise WireError("bad_bounds", "native buckets and their counts do not fit")

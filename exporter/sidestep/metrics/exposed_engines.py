@@ -40,10 +40,8 @@ class ExposedEngines:
     """The engines by identity, exposed and retired, and the limits that they share.
 
     Attributes:
-        engines: Engines that are exposed.
         retired: Engines that were silent for long: they are not exposed, but the counters of one
             that returns continue.
-        series: Settings of the engines' series.
         reserved: Names that the exporter's own collectors use.
         wall: Returns the current Unix time, at which the counters of a new engine begin; 0.0 where
             that is not needed.
@@ -99,11 +97,7 @@ class ExposedEngines:
             raise WireError("changed_dialect", f"{info.id} is one of {known.layout.dialect}")
 
     def register(self, info: EngineInfo) -> Engine:
-        """Return the engine that ``info`` names; create it if it is new.
-
-        Raises:
-            WireError: See ``check``.
-        """
+        """Return the engine that ``info`` names; create it if it is new."""
         self.check(info)
         layout = self.layouts[info.dialect]
         engine = self.engines.get(info.id) or self.retired.pop(info.id, None)

@@ -27,7 +27,6 @@ class NativeSettings:
 
     Attributes:
         schemas: Schemas that the operator has set, by bucket family.
-        wall: Returns the current Unix time.
         both: Whether protobuf pages contain the classic buckets, too.
     """
 

@@ -42,11 +42,9 @@ class OpenFamilyQuota:
     """Quota of the self-described families of all engines, and their use of it.
 
     Attributes:
-        series: Number of children of self-described families.
         bytes: Approximate bytes that these take on a page.
         families: Kind and own labels of families that are in no catalogue, by name.
         names: All names that these families take on a page.
-        usage: Use of the quota by engine.
     """
 
     def __init__(self) -> None:

@@ -51,7 +51,6 @@ class RecentSteps(Part):
     """Recent steps of an engine.
 
     Attributes:
-        hit_windows: Recent lookups in the prefix cache, an external and the multimodal cache.
         held_tokens: Tokens of a step whose scheduler statistics have not arrived.
     """
 

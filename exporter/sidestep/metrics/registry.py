@@ -44,9 +44,7 @@ class Tracking:
     """Settings of the trackers of all engines.
 
     Attributes:
-        requests: Settings for reading request events.
         sampling: Settings of KV block tracking; see ``Registry.sample_blocks``.
-        lookups: Settings of lookup tracking.
         request_sink: Returns the receiver of an engine's ended requests; None: they are not needed.
         keeps_timeline: Whether engines have a ``Timeline``.
     """
@@ -82,9 +80,6 @@ class Registry(ExposedEngines):
     """All engines; scrapes read them, and applied items change them.
 
     Attributes:
-        tracking: Settings of the engines' trackers.
-        accounting: Accounting of their tokens.
-        is_exposed: Returns whether pages contain a family.
         refused_blocks: KV blocks that were refused at the capacity, by engine; logged and cleared.
         sample_groups: Groups of parallel samples, which may be spread over engines.
         hand_overs: Requests that an engine has handed over to another.

@@ -19,6 +19,13 @@ _LABELS = {key: (limit, part) for key, (part, limit) in KEYS.items()}
 """Values of its own labels, ``limit`` and ``part``."""
 
 
+def part_seconds(engine: Engine) -> dict[str, float]:
+    """Return the seconds of the engine's ended requests by part, in the order of a request's life."""
+    found = engine.layout.handled.get(REQUEST_PARTS)
+    children = {} if found is None else engine.keyed[found.slots[0]]
+    return {key: children[labels] for key, labels in _LABELS.items() if labels in children}
+
+
 def part_counter(engine: Engine) -> CountParts | None:
     """Return what adds the parts of a request to the counter; None if the engine's dialect has none."""
     found = engine.layout.handled.get(REQUEST_PARTS)

@@ -38,7 +38,6 @@ class Load(NamedTuple):
     """The load of an engine at one time.
 
     Attributes:
-        running: Requests in the batch.
         waiting: Requests that wait for a place in the batch, and for nothing else.
         occupancy: How full the batch is, from 0 to 1, by requests or by KV blocks.
         begun: Total requests that have entered the batch.
@@ -48,7 +47,6 @@ class Load(NamedTuple):
         tokens: Total tokens that were computed.
         budget: Most tokens of a step; 0 where the engine does not say.
         stamp: Time of the last step on the engine's clock, in seconds.
-        seen: Unix time at which the exporter received it.
     """
 
     running: float
@@ -109,7 +107,6 @@ class Saturation(Part):
     Attributes:
         ratio: 1.0 where the offered load equals the load that the engine can serve, more where the
             queue grows; never negative. None in the first minute.
-        shortest: The engine's shortest step.
     """
 
     def __init__(self) -> None:

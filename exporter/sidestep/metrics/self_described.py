@@ -26,9 +26,6 @@ def add_samples(
 
     With ``from_totals``, the families are those of totals, which also hold the other series that such
     families feed, and the counts for objectives.
-
-    Raises:
-        WireError: A family contradicts the catalogue, or its own earlier description.
     """
     if sum(len(family.samples) for family in item.families) > MAX_OBSERVATIONS:
         raise WireError("too_big", "more samples than an item may have")
@@ -57,13 +54,7 @@ def add_samples(
 
 
 class _NewFamilies:
-    """The families that an item adds.
-
-    Attributes:
-        families: The families by name.
-        fresh: Number of families that no engine had before.
-        names: All names that these take on a page.
-    """
+    """The families that an item adds."""
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
@@ -75,11 +66,7 @@ class _NewFamilies:
 def _check_quota(
     registry: Registry, engine: Engine, made: _NewFamilies, families: Sequence[Family]
 ) -> None:
-    """Check that the new children fit into the quota.
-
-    Raises:
-        WireError: They do not fit.
-    """
+    """Check that the new children fit into the quota."""
     series = size = 0
     for family in families:
         target = made.families.get(family.name) or engine.open_families[family.name]
@@ -95,11 +82,7 @@ def _check_quota(
 
 
 def _check_limit(registry: Registry, engine: Engine, series: int, size: int) -> None:
-    """Check that ``engine`` may have ``series`` more children of ``size`` bytes.
-
-    Raises:
-        WireError: A limit would be exceeded.
-    """
+    """Check that ``engine`` may have ``series`` more children of ``size`` bytes."""
     if not series:
         return
     limit = registry.quota.limit(engine, series, size)
@@ -174,11 +157,7 @@ def _new_family(engine: Engine, family: Family, made: _NewFamilies) -> OpenFamil
 
 
 def _check_new_name(made: _NewFamilies, name: str, kind: Kind, labels: Key) -> bool:
-    """Check the name of a family that is in no catalogue; return whether no engine has it yet.
-
-    Raises:
-        WireError: The name has another form or owner, or there are too many families.
-    """
+    """Check the name of a family that is in no catalogue; return whether no engine has it yet."""
     registry = made.registry
     form = (kind, labels)
     if registry.quota.families.get(name, form) != form:
@@ -215,11 +194,7 @@ def _is_name_taken(made: _NewFamilies, name: str, names: frozenset[str]) -> bool
 
 
 def _check_samples(target: OpenFamily, family: Family) -> None:
-    """Check that ``family`` can be added to ``target``.
-
-    Raises:
-        WireError: The kind, the labels or the bounds differ, or a value cannot be exposed.
-    """
+    """Check that ``family`` can be added to ``target``."""
     if (family.kind, tuple(family.labels)) != (target.kind, target.labels):
         raise WireError("changed_family", family.name)
     if family.kind in OBSERVED and (family.kind == "histogram") != bool(target.bounds):

@@ -25,6 +25,20 @@ def _readers(layout: Layout) -> Mapping[str, tuple[NumberReader, int]]:
     }
 
 
+BINDS = 0.1
+"""Least share of the busy time from which on a limit is worth showing."""
+
+
+def binding_limit(seconds: Mapping[str, float]) -> tuple[str | None, float | None]:
+    """Return the limit that held for longest while requests waited, and its share of the busy time."""
+    busy = sum(seconds.values())
+    waiting = {name: spent for name, spent in seconds.items() if name != LIMITS[0]}
+    limit = max(waiting, key=lambda name: waiting[name], default=None)
+    if busy <= 0 or limit is None or waiting[limit] < BINDS * busy:
+        return None, None
+    return limit, waiting[limit] / busy
+
+
 def limit_seconds(engine: Engine) -> dict[str, float]:
     """Return the seconds in which each limit held, without limits that never held."""
     found = {

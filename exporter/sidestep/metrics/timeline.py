@@ -31,7 +31,6 @@ class StepColumns(NamedTuple):
     Attributes:
         received: Unix time at which the exporter received it, in whole seconds.
         end: Unix time of its output, by the engine's clock.
-        seconds: Its duration; NaN: unknown.
         limit: Index into ``LIMITS``, or ``UNKNOWN_LIMIT``.
     """
 

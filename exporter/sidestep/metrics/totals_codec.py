@@ -51,11 +51,7 @@ def encode_totals(engine: Engine, totals: Totals) -> bytes:
 
 
 def decode_totals(raw: bytes | msgspec.Raw) -> EngineTotals:
-    """Decode the totals in ``raw``.
-
-    Raises:
-        WireError: They are malformed or contradict themselves.
-    """
+    """Decode the totals in ``raw``."""
     found = _decode(_decoder, raw)
     _check_columns(found)
     for bounds, buckets in zip(found.head.bounds, found.totals.histograms, strict=True):
@@ -84,11 +80,7 @@ def _check_columns(found: EngineTotals) -> None:
 
 
 def decode_polled(tables: DialectTables, data: msgspec.Raw) -> Polled:
-    """Decode the last statistics that were polled of an engine's server.
-
-    Raises:
-        WireError: They are malformed, or engines of the dialect are not polled.
-    """
+    """Decode the last statistics that were polled of an engine's server."""
     if tables.polled is None:
         raise WireError("bad_item", f"no statistics are polled of {tables.name}")
     try:
@@ -155,11 +147,7 @@ def _open_totals(family: OpenFamily) -> OpenTotals:
 
 
 def check_buckets(buckets: Buckets, bounds: Sequence[float]) -> None:
-    """Check that ``buckets`` are valid for a histogram with these bounds.
-
-    Raises:
-        WireError: They are not.
-    """
+    """Check that ``buckets`` are valid for a histogram with these bounds."""
     if len(buckets.counts) != len(bounds) + 1 or sorted(set(bounds)) != list(bounds):
         raise WireError("bad_bounds", "a histogram's bounds and counts do not fit")
     if extremes(buckets.counts)[0] < 0:
@@ -170,11 +158,7 @@ def check_buckets(buckets: Buckets, bounds: Sequence[float]) -> None:
 
 
 def extremes(counts: Sequence[int | str]) -> tuple[Number, Number]:
-    """Return the lowest and the highest of ``counts``.
-
-    Raises:
-        WireError: A count is no number.
-    """
+    """Return the lowest and the highest of ``counts``."""
     # Text is rare, and does not compare with numbers.
     with contextlib.suppress(TypeError):
         lowest, highest = min(counts), max(counts)

@@ -51,7 +51,6 @@ class Signal(NamedTuple):
     Attributes:
         name: Name of the signal, for metrics and OpenTelemetry's variables.
         flag: Flag with the URL of the receiver.
-        parts: What it consists of.
         exporter: Module and class of the SDK's exporter.
     """
 
@@ -86,11 +85,7 @@ class _Transport(HTTPAdapter):
 
 
 class Destination:
-    """The receiver of one signal. Its methods block, and one thread at a time calls them.
-
-    Raises:
-        ConfigError: A variable of OpenTelemetry's is invalid.
-    """
+    """The receiver of one signal. Its methods block, and one thread at a time calls them."""
 
     def __init__(
         self,
@@ -123,12 +118,7 @@ class Destination:
             raise ConfigError(f"{self._shown}: {_line(error)}") from None
 
     def export(self, data: Any, parts: int) -> Outcome:
-        """Send data, which the SDK tries again; count and log the result.
-
-        Args:
-            data: What the SDK's exporter takes.
-            parts: Number of its points, spans or log records.
-        """
+        """Send data, which the SDK tries again; count and log the result."""
         is_success = False
         if self._transport is not None:
             self._transport.outcome = None
@@ -216,11 +206,7 @@ def _accepted(answer: requests.Response, parts: int) -> Result:
 
 
 def _protocol(signal: Signal) -> str:
-    """Return the protocol that OpenTelemetry's variables say.
-
-    Raises:
-        ConfigError: It is unknown.
-    """
+    """Return the protocol that OpenTelemetry's variables say."""
     for name in (
         f"OTEL_EXPORTER_OTLP_{signal.name.upper()}_PROTOCOL",
         "OTEL_EXPORTER_OTLP_PROTOCOL",

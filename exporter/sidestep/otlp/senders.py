@@ -74,9 +74,6 @@ class Senders:
         outputs: Outputs of records; those to OTLP are given what writes them.
         port: Port of the exporter's page; 0: none.
         directory: Keeps the totals that were sent with delta temporality.
-
-    Raises:
-        ConfigError: A variable of OpenTelemetry's is invalid.
     """
 
     def __init__(
@@ -121,11 +118,7 @@ class Senders:
 
 
 def _is_exponential(config: Config) -> bool:
-    """Return whether histograms are sent with their native buckets.
-
-    Raises:
-        ConfigError: They have none.
-    """
+    """Return whether histograms are sent with their native buckets."""
     if os.environ.get(AGGREGATION) != EXPONENTIAL:
         return False
     if config.histograms == "classic":

@@ -134,11 +134,7 @@ def numbered_id(name: str, replica: int) -> str:
 
 
 def numbered(hello: Hello, replica: int) -> Hello:
-    """Return ``hello`` with the ids of a replica.
-
-    Raises:
-        WireError: An id becomes too long.
-    """
+    """Return ``hello`` with the ids of a replica."""
     if replica == 1:
         return hello
     engines = [

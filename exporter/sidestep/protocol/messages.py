@@ -296,11 +296,7 @@ def sender_of(frame: bytes) -> str:
 
 
 def decode_from_exporter(frame: bytes | memoryview) -> FromExporter:
-    """Decode a frame from an exporter; the texts of a Nack become printable.
-
-    Raises:
-        WireError: The frame is not a valid reply.
-    """
+    """Decode a frame from an exporter; the texts of a Nack become printable."""
     try:
         message = _from_exporter.decode(frame)
     except DECODE_ERRORS as error:
@@ -331,11 +327,7 @@ def _check(hello: Hello) -> None:
 
 
 def check_engine(engine: EngineInfo) -> None:
-    """Check what the field types of one engine cannot express.
-
-    Raises:
-        WireError: A name is not printable, or bounds are not increasing.
-    """
+    """Check what the field types of one engine cannot express."""
     for family, bounds in engine.bounds.items():
         if bounds[0] < 0 or any(a >= b for a, b in pairwise(bounds)):
             found = f"{family}, {bounds[:8]}: must increase strictly, from 0 or more"
@@ -349,11 +341,7 @@ def check_engine(engine: EngineInfo) -> None:
 
 
 def check_printable(texts: Iterable[tuple[str, str]]) -> None:
-    """Check that all ``texts``, each after the name of its field, are valid label values.
-
-    Raises:
-        WireError: A text is not printable.
-    """
+    """Check that all ``texts``, each after the name of its field, are valid label values."""
     for field, text in texts:
         if not is_printable(text):
             shown = text[:MAX_SHOWN] + "..." * (len(text) > MAX_SHOWN)

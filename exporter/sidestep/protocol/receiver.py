@@ -157,9 +157,6 @@ class Receiver:
         """Apply ``TRANSITIONS`` to ``message``, of ``size`` bytes from ``peer``.
 
         ``placed`` is what ``place`` has returned for a Hello; None: it is called here.
-
-        Raises:
-            WireError: See ``place``.
         """
         if isinstance(message, Hello):
             placed = placed or self.place(message, now)

@@ -92,11 +92,7 @@ _shape: msgspec.msgpack.Decoder[_Shape] = msgspec.msgpack.Decoder(_Shape)
 
 
 def check_sample_count(raw: bytes | memoryview | msgspec.Raw) -> None:
-    """Refuse an item with too many samples before they become objects.
-
-    Raises:
-        WireError: There are more than ``MAX_OBSERVATIONS``.
-    """
+    """Refuse an item with too many samples before they become objects."""
     try:
         families = _shape.decode(raw).families
     except DECODE_ERRORS:

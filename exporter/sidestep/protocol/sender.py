@@ -97,10 +97,6 @@ class Sender:
     the frame, ``sent``, until there is none; pass what arrives to ``receive``.
     When ``reopen`` is set, open a new connection and call ``reopened``.
 
-    Args:
-        folder: Merges items while the ring is full (S4).
-        server: See ``Hello``, as for ``process``.
-
     Attributes:
         reopen: True if the caller is to open a new connection.
         dropped: Items that could not be folded, or that the exporter refused.

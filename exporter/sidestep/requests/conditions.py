@@ -61,11 +61,7 @@ class Condition(NamedTuple):
 
 
 def parse(text: str) -> Condition:
-    """Return the condition in ``text``; ``and`` binds closer than ``or``.
-
-    Raises:
-        ValueError: Completes an error line.
-    """
+    """Return the condition in ``text``; ``and`` binds closer than ``or``."""
     alternatives = re.split(r"\s+or\s+", text.strip())
     return Condition(tuple(tuple(map(_term, re.split(r"\s+and\s+", one))) for one in alternatives))
 

@@ -20,11 +20,6 @@ class LogFile:
 
     Args:
         path: The file; former ones have ``.1``, ``.2`` and so on appended, the youngest first.
-        size: Bytes from which on the file is renamed.
-        files: Number of files, the present one included.
-
-    Raises:
-        ConfigError: The file cannot be opened.
     """
 
     def __init__(self, path: Path, size: int, files: int) -> None:
@@ -76,11 +71,7 @@ class LogFile:
 
 
 def line_sink(path: str, size: int, files: int) -> Callable[[bytes], None]:
-    """Return what writes whole lines to ``--requests.log PATH``, may block, and raises OSError.
-
-    Raises:
-        ConfigError: The file cannot be opened.
-    """
+    """Return what writes whole lines to ``--requests.log PATH``, may block, and raises OSError."""
     return _print if path == STANDARD_OUTPUT else LogFile(Path(path), size, files).write
 
 

@@ -107,11 +107,7 @@ def lose_output(metrics: SelfMetrics, output: str, lines: Sequence[bytes]) -> No
 
 
 def request_log(config: Config, metrics: SelfMetrics) -> RequestLog | None:
-    """Return the log of requests; None if there is none.
-
-    Raises:
-        ConfigError: The file cannot be opened, or the condition is malformed.
-    """
+    """Return the log of requests; None if there is none."""
     destinations = {
         "file": ("--requests.log", config.requests_log),
         "traces": ("--otlp.traces-endpoint", config.otlp_traces_endpoint),

@@ -98,13 +98,7 @@ _decoder: msgspec.msgpack.Decoder[Piece] = msgspec.msgpack.Decoder(Piece)
 
 
 class Begun(NamedTuple):
-    """A snapshot that has begun.
-
-    Attributes:
-        streams: Encoded streams.
-        engines: All engines, which are not encoded yet.
-        rest: Other encoded pieces.
-    """
+    """A snapshot that has begun."""
 
     streams: list[bytes]
     engines: list[Engine]
@@ -112,11 +106,7 @@ class Begun(NamedTuple):
 
 
 class Capture:
-    """Encoder of snapshots of an intake; unchanged engines are not encoded again.
-
-    Attributes:
-        saved: State in the last snapshot that was written.
-    """
+    """Encoder of snapshots of an intake; unchanged engines are not encoded again."""
 
     def __init__(self, intake: Intake, request_log: RequestLog | None = None) -> None:
         self.saved: State = (-1, -1, -1)

@@ -40,7 +40,6 @@ class Held(NamedTuple):
     """A class of state.
 
     Attributes:
-        state: The class.
         saved: By field, the fields of wire structs that hold it in a snapshot.
         anew: Fields that begin anew, or that settings, other fields or the next Hello determine.
     """

@@ -26,9 +26,6 @@ class SelfMetrics(Collector):
 
     Code adds to a counter where the event happens; a gauge is set, or read from its owner when a
     page is rendered. A thread may do so if no other one changes the same sample.
-
-    Attributes:
-        created: Unix time at which the counters began.
     """
 
     def __init__(self) -> None:
@@ -65,12 +62,7 @@ class SelfMetrics(Collector):
                 yield from ((name, labels, n) for labels, n in [*self._values[name].items()] if n)
 
     def restore(self, counters: Iterable[tuple[str, Labels, float]], created: float) -> None:
-        """Set counters from a snapshot; ignore those that this release does not have.
-
-        Args:
-            counters: Name, labels and value of each.
-            created: When they began; 0.0 where unknown.
-        """
+        """Set counters from a snapshot; ignore those that this release does not have."""
         self.created = min(self.created, created or self.created)
         for name, labels, value in counters:
             row = BY_NAME.get(name)
@@ -107,12 +99,7 @@ def _family(row: SelfRow) -> CounterMetricFamily | GaugeMetricFamily:
 
 
 class OwnRegistry(CollectorRegistry):
-    """Collectors of this process.
-
-    Attributes:
-        metrics: The exporter's own metrics.
-        others: All other collectors: of the process, and users' own.
-    """
+    """Collectors of this process."""
 
     def __init__(self, metrics: SelfMetrics) -> None:
         super().__init__(auto_describe=True)
@@ -121,11 +108,7 @@ class OwnRegistry(CollectorRegistry):
         super().register(metrics)
 
     def register(self, collector: Collector) -> None:
-        """Add a collector.
-
-        Raises:
-            ValueError: One of its names is taken.
-        """
+        """Add a collector."""
         super().register(collector)
         self.others.register(collector)
 
@@ -134,9 +117,6 @@ def own_registry(metrics: SelfMetrics, others: Iterable[Collector]) -> OwnRegist
     """Return a registry of self-metrics, process, GC, platform, and ``others``.
 
     A user's collector that fails loses its own samples; the page still has the others.
-
-    Raises:
-        ConfigError: One of ``others`` has a name that is taken.
     """
     registry = OwnRegistry(metrics)
     ProcessCollector(registry=registry)

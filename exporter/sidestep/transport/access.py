@@ -22,11 +22,7 @@ Stamp = tuple[int, ...]
 
 
 class AuthorizedKeys:
-    """The public keys in a directory of ``NAME.pub`` files, reloaded while the exporter runs.
-
-    Raises:
-        ConfigError: The directory cannot be read.
-    """
+    """The public keys in a directory of ``NAME.pub`` files, reloaded while the exporter runs."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

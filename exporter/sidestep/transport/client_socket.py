@@ -44,8 +44,6 @@ class ConnectionMonitor:
         remedy: Advice for the operator where the peer ends the handshake.
 
     Attributes:
-        socket: The monitor's own socket.
-        connected: Whether the handshake with the peer is complete.
         problem: Reason why there is no connection; empty if none is known.
         descriptor: File descriptor of libzmq's connection; -1 without a connection.
     """

@@ -53,11 +53,7 @@ class Claim:
         return self.file_id is not None and self.file_id != _file_id(self.path)
 
     def rebind(self, socket: zmq.Socket[bytes]) -> Claim:
-        """Bind ``socket``, which replaces the previous one, to the same endpoint.
-
-        Raises:
-            ConfigError: Another process uses the endpoint now.
-        """
+        """Bind ``socket``, which replaces the previous one, to the same endpoint."""
         lock = self.lock
         if lock is not None and _file_id(_lock_path(self.path)) != _file_id(lock):
             # The lock file was deleted, so the old lock no longer protects the path.

@@ -30,9 +30,6 @@ class Authenticator:
     pyzmq's own handler runs in a task or thread that one exception ends silently. The event loop calls
     this one, and it answers every request.
 
-    Args:
-        allows: Returns whether a key, as Z85, may connect.
-
     Attributes:
         up: False from a request that could not be checked until the next one that could.
     """
@@ -111,7 +108,6 @@ class Arrival(NamedTuple):
     """One received message.
 
     Attributes:
-        peer: The connection that replies go to.
         key: CURVE key of the connection; empty where none is required.
         frames: Frames of the message; a valid message has exactly one.
     """
@@ -134,9 +130,6 @@ class IngestListener:
     Attributes:
         socket: ``None`` between ``cut`` and ``reopen``.
         unbound: True if the last ``reopen`` failed to bind an endpoint.
-
-    Raises:
-        ConfigError: An endpoint is malformed, in use, or may not be bound.
     """
 
     def __init__(

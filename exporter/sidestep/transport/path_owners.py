@@ -38,11 +38,7 @@ def check_owners(path: Path, groups: Collection[int] = ()) -> None:
 
 
 def open_file(path: str | Path, flags: int, mode: int = 0o666) -> int:
-    """Open a file to write to, unless another user has put it there; an opener for ``open``.
-
-    Raises:
-        OSError: It cannot be opened, or is not safe.
-    """
+    """Open a file to write to, unless another user has put it there; an opener for ``open``."""
     path = Path(path)
     _check_existing(path)
     opened = os.open(path, flags & ~os.O_TRUNC | os.O_CREAT | os.O_CLOEXEC, mode)
@@ -81,11 +77,7 @@ def prepare_directory(path: Path, group: int | None = None) -> None:
 
 @contextlib.contextmanager
 def open_directory(path: Path) -> Iterator[int]:
-    """Open a safe directory for calls that take a descriptor, so that nobody can replace its path.
-
-    Raises:
-        OSError: It cannot be opened, or is not safe.
-    """
+    """Open a safe directory for calls that take a descriptor, so that nobody can replace its path."""
     opened = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         check_owners(path)

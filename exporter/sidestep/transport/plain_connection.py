@@ -47,9 +47,6 @@ class PlainConnection:
     Attributes:
         ended: Reason why the connection ended or could not be made; empty while it is usable.
         misbehaved: True if the peer broke the protocol, or sent too much, after the handshake.
-
-    Raises:
-        ConfigError: The endpoint is malformed.
     """
 
     def __init__(self, endpoint: str, now: float, attempt: int = 0) -> None:
@@ -231,12 +228,7 @@ class PlainConnection:
 
 
 def _open(endpoint: str, attempt: int) -> tuple[socket.socket, Any]:
-    """Return a socket that does not block, and the address to connect it to.
-
-    Raises:
-        OSError: The host is unknown, or there is no descriptor left.
-        ConfigError: The endpoint is malformed.
-    """
+    """Return a socket that does not block, and the address to connect it to."""
     if endpoint.startswith(IPC):
         opened = socket.socket(socket.AF_UNIX)
         opened.setblocking(False)

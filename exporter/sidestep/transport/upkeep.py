@@ -32,14 +32,6 @@ class Watchdog:
     Args:
         soft: Bytes from which on new streams are rejected; 0: no limit.
         hard: Bytes from which on the socket is closed and bound again; 0: no limit.
-        read: Returns the resident memory of this process in bytes.
-
-    Attributes:
-        full: True if the soft limit is reached.
-        resident: Resident memory as it was last read.
-
-    Raises:
-        ConfigError: The limits contradict each other.
     """
 
     def __init__(self, soft: int, hard: int, read: Callable[[], int]) -> None:

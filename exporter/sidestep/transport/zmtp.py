@@ -49,7 +49,6 @@ class Parser:
 
     Attributes:
         replies: Bytes to send for the handshake and as answers to heartbeats; the caller clears it.
-        frames: Frames parsed so far, commands included.
     """
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ import aiohttp
 
 from sidestep import __version__
 from sidestep.errors import ConfigError
-from sidestep_tools.compare import exporter, prometheus, records
+from sidestep_tools.compare import prometheus, records
 from sidestep_tools.compare.measurement import Measurement
 from sidestep_tools.compare.report import Report, Side, Thresholds, Verdict, judge, lines, rows
 from sidestep_tools.compare.source import Source, parse
@@ -24,11 +24,7 @@ STATUS: dict[Verdict, int] = {"worse": 1, "not comparable": 3}
 async def run(
     sources: tuple[str, str], access: Access, thresholds: Thresholds, *, as_json: bool
 ) -> int:
-    """Compare two inputs, print the report, and return the exit code.
-
-    Raises:
-        ConfigError: One of them cannot be read, or has nothing to compare.
-    """
+    """Compare two inputs, print the report, and return the exit code."""
     first, second = map(parse, sources)
     if first.is_url or second.is_url:
         access = access.with_password()
@@ -54,7 +50,7 @@ async def run(
 async def _measure(session: aiohttp.ClientSession, source: Source) -> Measurement:
     if not source.is_url:
         return await asyncio.to_thread(records.measure, source)
-    measure = exporter.measure if source.start is None else prometheus.measure
+    measure = records.measure_exporter if source.start is None else prometheus.measure
     try:
         # Lists of an answer may differ in length, and numbers be none.
         with fetch.explained():

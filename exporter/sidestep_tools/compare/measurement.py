@@ -109,9 +109,6 @@ class Buckets:
     Args:
         bounds: Upper bounds in ascending order, without +Inf.
         blocks: Observations per bucket, not cumulative, the last of +Inf; at least one block.
-
-    Raises:
-        ValueError: A block has another number of buckets.
     """
 
     def __init__(self, bounds: Sequence[float], blocks: Sequence[Sequence[float]]) -> None:
@@ -207,7 +204,6 @@ class Measurement(NamedTuple):
         dialect: The kind of its engines, such as ``vllm``.
         extent: What was measured, in words.
         ratios: Quotients by the names in ``report.QUANTITIES``, or of parts and limits.
-        distributions: Observations by the same names.
     """
 
     dialect: str

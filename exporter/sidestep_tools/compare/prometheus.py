@@ -50,10 +50,7 @@ class _Queries(NamedTuple):
     """Queries of the series that a source selects, at the end of each block of its range.
 
     Attributes:
-        root: Address of the server.
-        matchers: Matchers of labels, as text.
         start: Begin of the range, a Unix time.
-        step: Seconds of a block.
     """
 
     session: aiohttp.ClientSession
@@ -68,11 +65,7 @@ class _Queries(NamedTuple):
         return f"{function}({name}{{{self.matchers}{more}}}[{self.step * 1000:.0f}ms])"
 
     async def run(self, query: str, *by: str) -> Blocks:
-        """Return the values of a query by labels.
-
-        Raises:
-            FetchError: There is no answer.
-        """
+        """Return the values of a query by labels."""
         first, last = self.start + self.step, self.start + self.step * self.blocks
         fields = {"query": query, "start": first, "end": last + self.step / 2, "step": self.step}
         url = f"{self.root}/api/v1/query_range?{urlencode(fields)}"

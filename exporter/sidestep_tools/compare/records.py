@@ -1,13 +1,15 @@
-"""Measurement of request records: lines of the request log, or the requests in a recording."""
+"""Measurement of request records: of the request log, of a recording, or of a running exporter."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
+from http import HTTPStatus
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
+import aiohttp
 import msgspec
 from msgspec import Meta
 
@@ -18,7 +20,11 @@ from sidestep_adapters.recording.requests import requests
 from sidestep_tools.compare.measurement import Distribution, Measurement, Ratio, Values, chunks
 from sidestep_tools.compare.report import PART
 from sidestep_tools.compare.source import Source
+from sidestep_tools.web_client import fetch
+from sidestep_tools.web_client.fetch import FetchError
 
+REQUESTS = "/api/v1/timeline"
+TIMEOUT = 30.0
 SELECTABLE = ("adapter", "dialect", "engine", "model", "tenant")
 """Fields of a record that labels of a source select by; a model is its ``model_name``, too."""
 
@@ -52,16 +58,47 @@ class Record(msgspec.Struct, kw_only=True):
         return (self.arrival or self.time).timestamp()
 
 
+class _Ended(msgspec.Struct):
+    requests: list[Record]
+
+
+class _Timeline(msgspec.Struct):
+    engines: list[_Ended]
+
+
 _decoder = msgspec.json.Decoder(Record)
 
 
 def measure(source: Source) -> Measurement:
-    """Return the measurement of a file of records, or of a recording.
+    """Return the measurement of a file of records, or of a recording."""
+    return select(source, _records(Path(source.place)))
+
+
+async def measure_exporter(session: aiohttp.ClientSession, source: Source) -> Measurement:
+    """Return the measurement of the requests that an exporter keeps.
 
     Raises:
-        ConfigError: It cannot be read; see ``select``, too.
+        ConfigError: There is nothing to measure, or there are several kinds of engines.
+        FetchError: It does not answer, or has no timeline.
     """
-    return select(source, _records(Path(source.place)))
+    answer = await fetch.fetch(session, fetch.parse_address(source.place).root + REQUESTS, TIMEOUT)
+    if answer.status == HTTPStatus.NOT_FOUND:
+        raise FetchError(
+            f"no exporter with {REQUESTS}: of a Prometheus give a time range, URL@START/END"
+        )
+    if answer.status != HTTPStatus.OK:
+        raise FetchError(fetch.refusal(answer.status))
+    try:
+        timeline = msgspec.json.decode(answer.text, type=_Timeline)
+    except msgspec.MsgspecError as error:
+        raise FetchError(f"no answer of a sidestep exporter: {error}") from None
+    ended = [one for each in timeline.engines for one in each.requests]
+    if not ended:
+        raise ConfigError(
+            f"{source.text}: no engine has reported a request that ended in the last ten minutes:"
+            " engines without records of requests are compared by a Prometheus, URL@START/END"
+        )
+    return select(source, ended)
 
 
 def select(source: Source, records: Iterable[Record]) -> Measurement:

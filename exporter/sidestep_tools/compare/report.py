@@ -32,7 +32,6 @@ class Quantity(NamedTuple):
     """A quantity that is compared.
 
     Attributes:
-        name: Its name in a ``Measurement``.
         shares: Quantiles that are compared.
         is_judged: Whether more of it is worse.
     """

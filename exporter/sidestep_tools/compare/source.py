@@ -23,9 +23,7 @@ class Source(NamedTuple):
 
     Attributes:
         text: What the user gave, for messages.
-        place: File or address.
         labels: What to select; empty: everything.
-        start: Begin of the time range, if there is one.
     """
 
     text: str
@@ -41,11 +39,7 @@ class Source(NamedTuple):
 
 
 def parse(text: str) -> Source:
-    """Return the input of ``PLACE[{LABEL=VALUE,...}][@START/END]``.
-
-    Raises:
-        ConfigError: It has another form.
-    """
+    """Return the input of ``PLACE[{LABEL=VALUE,...}][@START/END]``."""
     found = _SOURCE.fullmatch(text)
     if found is None or os.path.exists(text):  # noqa: PTH110 - Path.exists raises for long texts
         return Source(text, text, {})

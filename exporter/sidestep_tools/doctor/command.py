@@ -59,7 +59,6 @@ class Sources(NamedTuple):
 
     Attributes:
         environment: Name of the engine's environment in the report; empty: it is not checked.
-        manifests: Files and directories; ``-`` is standard input.
         pages: Metrics pages, with which queries are compared.
     """
 
@@ -76,9 +75,6 @@ async def run(sources: Sources, access: Access, *, as_json: bool, fail_on: Sever
     """Check the sources, or the exporter on this machine without any, and print the findings.
 
     Returns the exit status.
-
-    Raises:
-        ConfigError: An address, a file or a header cannot be used.
     """
     if not any(sources):
         sources = Sources(exporters=(LOCAL_EXPORTER,))
@@ -94,8 +90,16 @@ async def run(sources: Sources, access: Access, *, as_json: bool, fail_on: Sever
 
 
 async def _check(sources: Sources, session: aiohttp.ClientSession) -> list[Finding]:
-    found = [each for url in sources.exporters async for each in exporter.check(session, url)]
+    found = []
     pages = [await engine_page.read(session, name) for name in sources.pages]
+    for url in sources.exporters:
+        findings = [each async for each in exporter.check(session, url)]
+        is_other = [each.code for each in findings] == [exporter.NO_EXPORTER.code]
+        page = await engine_page.find(session, url) if is_other else None
+        if page is None:
+            found += findings
+        else:
+            pages.append(page)
     return found + await asyncio.to_thread(lambda: [*_check_here(sources, pages)])
 
 

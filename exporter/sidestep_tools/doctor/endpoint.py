@@ -91,11 +91,7 @@ def _malformed(endpoint: str) -> str:
 
 
 def _connect(endpoint: str) -> None:
-    """Connect, and close the connection at once.
-
-    Raises:
-        OSError: Nothing accepts the connection.
-    """
+    """Connect, and close the connection at once."""
     if endpoint.startswith(IPC):
         with socket.socket(socket.AF_UNIX) as opened:
             opened.settimeout(CONNECT_TIMEOUT)

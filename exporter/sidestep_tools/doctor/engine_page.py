@@ -11,12 +11,20 @@ from typing import NamedTuple
 
 import aiohttp
 
-from sidestep.catalog.engine_pages import PAGES
+from sidestep.catalog.engine_pages import PAGES, PATH
 from sidestep.catalog.page_reader import Samples, samples
 from sidestep.diagnosis.finding import Code, Finding
 from sidestep.engines.dialects import DIALECTS
 from sidestep_tools.doctor.checks import Check, codes, run
-from sidestep_tools.web_client.fetch import DENIED, FetchError, fetch, parse_address, refusal
+from sidestep_tools.web_client.fetch import (
+    DENIED,
+    TIMEOUT,
+    FetchError,
+    explained,
+    fetch,
+    parse_address,
+    refusal,
+)
 
 PREFIXES = ("nv_", *(page.prefix for page in PAGES))
 WITH_UNDERSCORE = ("vllm_", "ray_vllm_", "sglang_")
@@ -61,22 +69,14 @@ class Page(NamedTuple):
 
 
 def parse(name: str, text: str) -> Page:
-    """Read a page in Prometheus's text format.
-
-    Raises:
-        ValueError: It is not in the text format.
-    """
+    """Read a page in Prometheus's text format."""
     found = samples(text)
     typed = (line[7:].partition(" ")[0] for line in text.splitlines() if line[:7] == "# TYPE ")
     return Page(name, frozenset((*typed, *found)), found)
 
 
 async def read(session: aiohttp.ClientSession, name: str) -> Page | Finding:
-    """Return the page at an address or in a file, or why it cannot be read.
-
-    Raises:
-        ConfigError: It is neither a file nor the address of a web server.
-    """
+    """Return the page at an address or in a file, or why it cannot be read."""
     file = Path(name)
     try:
         if await asyncio.to_thread(file.is_file):
@@ -88,6 +88,24 @@ async def read(session: aiohttp.ClientSession, name: str) -> Page | Finding:
     if answer.status == HTTPStatus.OK:
         return _parsed(name, answer.text)
     return (NOT_ALLOWED if answer.status in DENIED else NO_PAGE).on(name, refusal(answer.status))
+
+
+async def find(session: aiohttp.ClientSession, url: str) -> Page | None:
+    """Return the page of the engine at ``url``, or None if there is none.
+
+    A server that answers no HEAD may give its statistics to one reader only, so it is not asked.
+    """
+    address = parse_address(url)
+    page_url = f"{address.root}{address.path.rstrip('/') or PATH}"
+    try:
+        with explained():
+            async with session.head(page_url, timeout=aiohttp.ClientTimeout(TIMEOUT)) as answer:
+                if answer.status == HTTPStatus.METHOD_NOT_ALLOWED:
+                    return None
+    except FetchError:
+        return None
+    page = await read(session, page_url)
+    return page if isinstance(page, Page) and page.has(*PREFIXES) else None
 
 
 def _parsed(name: str, text: str) -> Page | Finding:

@@ -22,10 +22,8 @@ class InstalledEngine(NamedTuple):
     """An engine that loads sidestep's plugin.
 
     Attributes:
-        package: Name of its distribution.
         first: The oldest release that loads the plugin.
         last: The newest release that it was tested with.
-        group: Entry points that the engine loads.
         allowed: Variable with the list of plugins that may be loaded.
         mode: Variable that says whether the engine computes its own metrics as well.
     """
@@ -98,7 +96,8 @@ def installed(path: Sequence[str]) -> dict[InstalledEngine, str]:
     return {engine: each.version for engine, each in found.items() if each is not None}
 
 
-def _numbers(text: str) -> Version:
+def numbers(text: str) -> Version:
+    """Return the numbers of a release; none if the text says nothing of it."""
     found = re.match(r"\d+(?:\.\d+)*", text)
     # A build from a checkout without tags has a version of its own, such as 0.1.dev1.
     return tuple(map(int, found[0].split("."))) if found and "dev" not in text else ()
@@ -106,11 +105,11 @@ def _numbers(text: str) -> Version:
 
 def _too_old(path: Sequence[str]) -> list[str]:
     found = installed(path).items()
-    return [_release(each, text) for each, text in found if () < _numbers(text) < each.first]
+    return [_release(each, text) for each, text in found if () < numbers(text) < each.first]
 
 
 def _untested(path: Sequence[str]) -> list[str]:
-    found = ((each, text, _numbers(text)) for each, text in installed(path).items())
+    found = ((each, text, numbers(text)) for each, text in installed(path).items())
     return [_release(each, text) for each, text, v in found if v[: len(each.last)] > each.last]
 
 
@@ -128,7 +127,8 @@ def _without_entry_point(path: Sequence[str]) -> list[str]:
     ]
 
 
-def _killed(start: Start) -> str:
+def why_killed(start: Start) -> str:
+    """Return why vLLM ends its processes before they have sent all; empty if it does not."""
     # With data parallelism vLLM starts an API server for each rank.
     options = start.options
     servers = options.get("--api-server-count", options.get("--data-parallel-size", "1"))
@@ -215,8 +215,8 @@ OPTIONS: Sequence[Check[Start]] = (
         "--disable-log-stats is set, and the plugin is installed"),
     Check(Code("SD025", "warning", "vLLM kills its processes before they can send their last items",
         "With several API servers, or with the tap, and vLLM's default --shutdown-timeout 0, SIGTERM kills them within milliseconds: items of the last moments are lost.",
-        "Start vLLM with --shutdown-timeout 30."),
-        lambda s: s.engine is VLLM and _killed(s), "{}, and --shutdown-timeout is 0"),
+        "Start vLLM (0.18 or later) with --shutdown-timeout 30."),
+        lambda s: s.engine is VLLM and why_killed(s), "{}, and --shutdown-timeout is 0"),
     Check(Code("SD026", "warning", "SGLang's tokenizer workers do not load the plugin",
         "With --tokenizer-worker-num above 1, TTFT, inter-token and end-to-end latency and the counts of ended requests are on SGLang's own page only.",
         "Start SGLang with one tokenizer worker, or scrape its page as well (--scrape)."),

@@ -23,8 +23,8 @@ NOT_ALLOWED = Code("SD151", "error", "The exporter denies access",
     "The exporter's --web.config.file requires a password or a client certificate.",
     "Give --user, or --cert and --key.")
 NO_EXPORTER = Code("SD152", "error", "The server is no exporter, or an older one",
-    "The address answers, but not with an exporter's findings: it is another program, an engine, or a release of sidestep without `doctor`.",
-    "Give the exporter's address; an engine's own page is checked by --engine-page.")
+    "The address answers, but neither with an exporter's findings nor with an engine's metrics page.",
+    "Give the address of an exporter or of an engine; --engine-page takes the whole URL of a page.")
 CLOCK = Code("SD153", "warning", "The clocks differ",
     "The exporter's clock and this machine's differ, so do times on pages and in logs.",
     "Synchronise both by NTP.")
@@ -36,11 +36,7 @@ CODES = tuple(each for each in tuple(vars().values()) if isinstance(each, Code))
 
 
 async def check(session: aiohttp.ClientSession, url: str) -> AsyncIterator[Finding]:
-    """Yield what is wrong with the exporter at ``url``.
-
-    Raises:
-        ConfigError: It is no address of a web server.
-    """
+    """Yield what is wrong with the exporter at ``url``."""
     root = parse_address(url).root
     try:
         answer = await fetch(session, f"{root}/api/v1/doctor")

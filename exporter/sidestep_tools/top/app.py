@@ -29,7 +29,7 @@ from sidestep_tools.top.table import EngineTable
 
 INTERVALS = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 """Seconds between polls that keys choose from."""
-SIGNS: dict[Level, str] = {"critical": "✗", "warning": "!", "ok": "✓"}
+SIGNS: dict[Level | None, str] = {"critical": "■", "warning": "▲", "ok": "●", None: "-"}
 SLOW = 2.0
 """Seconds without an answer after which the title says so."""
 LOW, HIGH = 16, 30

@@ -15,8 +15,13 @@ from sidestep_tools.formatting import age, count, duration, rate, share
 from sidestep_tools.top.report import Report
 
 KV_WARNING, KV_CRITICAL = 0.65, 0.85
-SEVERITY: dict[Level | None, int] = {"critical": 0, "warning": 1, None: 2, "ok": 3}
-"""Levels of engines in the order of the column STATE, the worst first."""
+SIGNS = {
+    "ok": "●", "idle": "○", "slow": "▲", "stalled": "■", "unreachable": "□",
+    "starting": "◌", "asleep": "☾", "stopped": "-",
+}  # fmt: skip
+"""Signs of states, which are those of the live page."""
+ATTENTION_SIGN = "▲"
+"""Sign of an engine that needs attention though its state is well."""
 ATTENTION = "attention"
 """Text of the filter that shows all engines which need attention."""
 BAR = 3
@@ -60,13 +65,13 @@ class Column(NamedTuple):
     @property
     def named(self) -> bool:
         """True if it holds text, which is sorted from a to z and aligned to the left."""
-        return self.key in {"engine", "model", "state"}
+        return self.key in {"engine", "model", "state", "limit"}
 
 
 class Order(NamedTuple):
     """Order of the table."""
 
-    key: str = "engine"
+    key: str = "state"
     reverse: bool = False
 
     @property
@@ -101,11 +106,14 @@ def matches(entry: Entry, text: str) -> bool:
 
 
 def ordered(found: Iterable[Entry], order: Order) -> list[Entry]:
-    """Return targets that failed, then engines in that order; unknown values come last."""
+    """Return targets that failed, then engines in that order; unknown values come last.
+
+    Equal ones are in the order of their names, so that no line moves without a reason.
+    """
     column = BY_KEY[order.key]
     failed, unknown = [], []
     known: list[tuple[Any, Entry]] = []
-    for entry in found:
+    for entry in sorted(found, key=_by_name):
         if entry.row is None:
             failed.append(entry)
             continue
@@ -121,7 +129,7 @@ def ordered(found: Iterable[Entry], order: Order) -> list[Entry]:
 def fit(width: int, found: Sequence[Entry]) -> list[tuple[Column, int]]:
     """Return the columns that fit side by side with a blank between, and the cells of each.
 
-    ``WISHES`` are granted in their order. A repeated column is widened as far as there is room, and a
+    ``WISHES`` are granted in their order, that of the limit only if one is known. A repeated column is widened as far as there is room, and a
     column of names no further than its longest name.
     """
     rows = [entry.row for entry in found if entry.row is not None]
@@ -131,6 +139,8 @@ def fit(width: int, found: Sequence[Entry]) -> list[tuple[Column, int]]:
     chosen: dict[str, int] = {}
     left = width + 1
     for key, wish in WISHES:
+        if key == "limit" and not any(row.limit for row in rows):
+            continue
         cells = max(min(wish, longest.get(key, wish)), len(BY_KEY[key].title) + 1)
         if key in chosen:
             more = max(0, min(cells - chosen[key], left))
@@ -178,9 +188,27 @@ def state(row: EngineRow, width: int) -> str:
     return longer if len(longer) <= width else text
 
 
+def limit(row: EngineRow, width: int) -> str:
+    """Return the limit that bound, with its share of the busy time if there is room."""
+    name = row.limit or formatting.UNKNOWN
+    longer = f"{name} {share(row.limit_share)}" if row.limit_share else name
+    return longer if len(longer) <= width else name
+
+
+def sign(row: EngineRow) -> str:
+    """Return the sign of an engine: of its state, or of what it needs attention for besides."""
+    if row.attention not in (None, row.state):
+        return ATTENTION_SIGN
+    return SIGNS.get(row.state or "", " ")
+
+
 def _severity(row: EngineRow) -> str:
     """Return the key that sorts engines that need attention first, by kind."""
-    return f"{SEVERITY[row.level]} {row.attention or row.state or 'unknown'}"
+    return f"{row.level} {row.attention}" if row.attention else "well"
+
+
+def _by_name(entry: Entry) -> tuple[list[str | int], str]:
+    return _natural("" if entry.row is None else entry.row.engine), entry.key
 
 
 @lru_cache(maxsize=4096)
@@ -258,6 +286,10 @@ COLUMNS = (
         lambda row: row.finished, lambda row, _: count(row.finished),
     ),
     Column(
+        "limit", "", "LIMIT", "what kept requests waiting for longest in the last 60 s",
+        lambda row: row.limit, limit,
+    ),
+    Column(
         "load", "", "LOAD", "offered load divided by the load that the engine can serve",
         lambda row: row.saturation, lambda row, _: share(row.saturation),
     ),
@@ -267,7 +299,7 @@ ELASTIC = ("engine", "model")
 WISHES = (
     ("engine", 10), ("state", 8), ("waiting", 5), ("kv", 5), ("out", 5), ("running", 5),
     ("ttft", 6), ("itl", 6), ("in", 5), ("e2e", 6), ("kv", 8), ("engine", 16), ("hits", 6),
-    ("model", 12), ("engine", 24), ("preemptions", 8), ("aborted", 6), ("kv", 13), ("model", 20),
-    ("engine", 30), ("load", 5), ("finished", 5), ("state", 12), ("model", 40), ("engine", 40),
+    ("limit", 9), ("model", 12), ("engine", 24), ("preemptions", 8), ("aborted", 6), ("kv", 13), ("model", 20),
+    ("engine", 30), ("load", 5), ("finished", 5), ("state", 12), ("limit", 15), ("model", 40), ("engine", 40),
 )  # fmt: skip
 """Columns and the cells that they want, the most important first."""

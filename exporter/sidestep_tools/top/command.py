@@ -9,7 +9,8 @@ from sidestep.errors import ConfigError
 from sidestep.exposition.live.answers import EngineRow
 from sidestep.exposition.live.verdict import state_text
 from sidestep.protocol.limits import escape
-from sidestep_tools.formatting import count, duration, rate, share
+from sidestep_tools.formatting import cells_of, count, duration, rate, share
+from sidestep_tools.top.columns import Order, entries, limit, ordered
 from sidestep_tools.top.report import Report
 from sidestep_tools.top.targets import DISCOVERED, EXPORTER, Targets, discover
 from sidestep_tools.web_client.access import Access
@@ -17,23 +18,27 @@ from sidestep_tools.web_client.output import show, show_json
 
 HEAD = (
     "ENGINE", "MODEL", "STATE", "RUN", "WAIT", "IN/s", "OUT/s",
-    "TTFT p95", "ITL p95", "E2E p95", "KV", "PREFIX",
+    "TTFT p95", "ITL p95", "E2E p95", "KV", "PREFIX", "LIMIT",
 )  # fmt: skip
+MOST = 80
+"""Cells that a cell may have."""
 TEXTS = 3
 """Columns of text, which are aligned left."""
 
 
 def table(report: Report) -> Iterator[str]:
     """Yield the lines: the verdict, the engines, and the targets that failed."""
-    yield f"{report.verdict.level}: {report.verdict.text}"
-    rows = [_cells(row) for target in report.targets for row in target.engines]
+    yield f"{report.verdict.level or 'unknown'}: {report.verdict.text}"
+    engines = ordered(entries(report), Order())
+    rows = [_cells(entry.row) for entry in engines if entry.row is not None]
     if rows:
         yield ""
-    widths = [max(map(len, column)) for column in zip(HEAD, *rows, strict=True)]
+    widths = [max(map(cells_of, column)) for column in zip(HEAD, *rows, strict=True)]
     for cells in (HEAD, *rows) if rows else ():
+        blanks = [" " * (width - cells_of(cell)) for cell, width in zip(cells, widths, strict=True)]
         texts = [
-            cell.ljust(width) if index < TEXTS else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
+            cell + blank if index < TEXTS else blank + cell
+            for index, (cell, blank) in enumerate(zip(cells, blanks, strict=True))
         ]
         yield "  ".join(texts).rstrip()
     failed = [target for target in report.targets if target.error is not None]
@@ -57,6 +62,7 @@ def _cells(row: EngineRow) -> tuple[str, ...]:
         duration(row.e2e.p95 if row.e2e else None),
         share(row.kv_cache_usage),
         share(row.prefix_hit_rate),
+        limit(row, MOST),
     )
 
 

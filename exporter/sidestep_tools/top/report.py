@@ -44,8 +44,9 @@ def report(targets: Sequence[TargetReport], time: float) -> Report:
     answered = [target for target in targets if target.error is None]
     rows, verdict = evaluate(row for target in answered for row in target.engines)
     if failed:
-        others = f"; {len(failed) - 1} more failed" if len(failed) > 1 else ""
-        text = f"{failed[0].url} does not answer: {failed[0].error}{others}"
+        text = f"{failed[0].url} does not answer: {failed[0].error}"
+        if len(targets) > 1:
+            text = f"{len(failed)} of {len(targets)} targets failed: {text}"
         if rows:
             text += f"; {verdict.text}"
         verdict = Verdict("critical", text, verdict.engine)

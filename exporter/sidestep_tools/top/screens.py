@@ -18,7 +18,17 @@ from sidestep.exposition.live.answers import EngineRow
 from sidestep.protocol.limits import escape
 from sidestep.tracking.health.states import Level
 from sidestep_tools.formatting import UNKNOWN, age, count, duration, rate, share
-from sidestep_tools.top.columns import BY_KEY, COLUMNS, Entry, bar, level, state
+from sidestep_tools.top.columns import (
+    ATTENTION_SIGN,
+    BY_KEY,
+    COLUMNS,
+    Entry,
+    bar,
+    level,
+    limit,
+    state,
+)
+from sidestep_tools.top.columns import SIGNS as STATE_SIGNS
 from sidestep_tools.top.history import TRENDS, EngineSample, sparkline
 
 Part = str | tuple[str, str]
@@ -34,7 +44,7 @@ CURVE = "$text-primary"
 NAME = "$text-accent"
 
 
-LABEL = 14
+LABEL = 18
 NUMBER = 9
 BAR = 25
 TALL = 34
@@ -58,7 +68,8 @@ def describe(
     if row is not None:
         why = f" ({escape(row.reason)})" if row.reason else ""
         parts += _field("state", f"{state(row, width)}{why}", row.level)
-        parts += ["\n", *_numbers(row), "\n", *_percentiles(row), "\n"]
+        parts += _stack(row)
+        parts += ["\n", *_numbers(row), "\n", *_percentiles(row), "\n", *_time(row)]
         parts += _trends(history, width, height)
     return parts
 
@@ -91,6 +102,26 @@ def _percentiles(row: EngineRow) -> list[Part]:
             cells = [*map(duration, (found.p50, found.p95, found.p99)), count(found.count)]
         parts += _field(name, "".join(f"{cell:>{NUMBER}}" for cell in cells))
     return parts
+
+
+def _stack(row: EngineRow) -> list[Part]:
+    """Return the stack of the thread that makes no progress, the innermost frame first."""
+    frames = [escape(frame) for frame in reversed(row.stack or ())]
+    return [
+        (f"{'stack':<{LABEL}}" if not index else " " * LABEL) + f"{frame}\n"
+        for index, frame in enumerate(frames)
+    ]
+
+
+def _time(row: EngineRow) -> list[Part]:
+    """Return where the time of the requests went that ended in the last minute, and the limit."""
+    if not row.parts and row.limit is None:
+        return []
+    parts = _field("limit", limit(row, BAR))
+    total = sum((row.parts or {}).values())
+    for name, seconds in sorted((row.parts or {}).items(), key=lambda each: -each[1]):
+        parts += _field(name, bar(seconds / total, BAR))
+    return [*parts, "\n"]
 
 
 def _trends(history: Sequence[EngineSample], width: int, height: int) -> list[Part]:
@@ -183,8 +214,9 @@ KEYS = (
 """Keys and what they do."""
 SIGNS = (
     ("--", "not known; 0 is a measured zero"),
-    ("✗", "critical: stalled, unreachable, or a target that failed"),
-    ("!", "slow, full, saturated, an outlier, or numbers that are old as the target failed"),
+    ("✗ !", "a target that failed; its engines, whose numbers are old"),
+    *((sign, state) for state, sign in STATE_SIGNS.items()),
+    (ATTENTION_SIGN, "slow, full, saturated, an outlier, or contested"),
 )
 NOTE = """
 Rates, percentiles and counts are of the last 60 s.

@@ -18,14 +18,14 @@ from textual.strip import Strip
 from textual.widgets import OptionList, Static
 
 from sidestep.protocol.limits import escape
-from sidestep.tracking.health.states import Level
 from sidestep_tools.formatting import age
-from sidestep_tools.top.columns import Column, Entry, Order, fit, level
+from sidestep_tools.top.columns import Column, Entry, Order, fit, level, sign
 from sidestep_tools.top.screens import COLOURS, MUTED, Part
 
-MARKS: dict[Level | None, str] = {"critical": "✗", "warning": "!", "ok": " ", None: " "}
-CURSOR, MARK = 1, 1
-"""Cells of the cursor and of the mark at the left."""
+FAILED, OLD = "✗ ", "! "
+"""Marks of a target that failed, and of its engines, whose numbers are old."""
+CURSOR, MARK = 1, 2
+"""Cells of the cursor, and of the mark with a blank, at the left."""
 LEAST_ADDRESS = 16
 """Cells that an address keeps beside a long reason."""
 TALL = 12
@@ -180,19 +180,20 @@ class EngineTable(Vertical):
     def _line(self, entry: Entry, width: int) -> Content:
         row = entry.row
         if row is None:
-            return _assembled("critical", [(failure(entry, width), COLOURS["critical"])])
+            critical = COLOURS["critical"]
+            return Content.assemble((FAILED, critical), (failure(entry, width), critical))
         parts: list[Part] = []
         for column, cells in self._columns:
             text = column.text(row, cells)
             text = shorten(text, cells) if column.named else text.rjust(cells)
             style = COLOURS[level(column, row)] if entry.error is None else MUTED
             parts.append((f"{text} ", style))
-        return _assembled(row.level if entry.error is None else "warning", parts)
-
-
-def _assembled(alarm: Level | None, parts: Sequence[Part]) -> Content:
-    """Return a line that begins with the mark of a level."""
-    return Content.assemble((MARKS[alarm], COLOURS[alarm]), *parts)
+        mark = (
+            (f"{sign(row)} ", COLOURS[row.level])
+            if entry.error is None
+            else (OLD, COLOURS["warning"])
+        )
+        return Content.assemble(mark, *parts)
 
 
 def failure(entry: Entry, width: int) -> str:

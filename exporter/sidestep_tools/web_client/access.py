@@ -19,12 +19,7 @@ PASSWORD = "SIDESTEP_PASSWORD"  # noqa: S105 - the name of a variable
 
 
 class Access(NamedTuple):
-    """Headers, login and certificates of all requests; names as curl has them.
-
-    Attributes:
-        user: ``USER:PASSWORD``.
-        header: Lines such as ``Name: value``.
-    """
+    """Headers, login and certificates of all requests; names as curl has them."""
 
     user: str = ""
     header: tuple[str, ...] = ()
@@ -44,11 +39,7 @@ class Access(NamedTuple):
         return self._replace(user=f"{self.user}:{typed}")
 
     def session(self) -> aiohttp.ClientSession:
-        """Return a session for requests with this access.
-
-        Raises:
-            ConfigError: A header or a file of certificates cannot be used.
-        """
+        """Return a session for requests with this access."""
         headers = dict(map(_header, self.header))
         if self.user:
             headers["Authorization"] = f"Basic {base64.b64encode(self.user.encode()).decode()}"

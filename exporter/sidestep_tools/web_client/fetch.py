@@ -72,11 +72,7 @@ def parse_address(url: str) -> Address:
 
 
 async def get(session: aiohttp.ClientSession, url: str) -> Answer:
-    """Return the answer of ``url``.
-
-    Raises:
-        FetchError: It is too long.
-    """
+    """Return the answer of ``url``."""
     async with session.get(url) as answer:
         if answer.status != HTTPStatus.OK:
             return Answer(answer.status, answer.content_type, "")

@@ -11,9 +11,8 @@ import msgspec
 
 from sidestep.errors import ConfigError
 from sidestep.tracking.kv_blocks.hit_ratio_curve import Point
-from sidestep_tools.whatif.estimate import TraceCurve
+from sidestep_tools.whatif.estimate import RecordedCurve, TraceCurve, is_recording
 from sidestep_tools.whatif.plot import check_name, write
-from sidestep_tools.whatif.recording import RecordedCurve, is_recording
 from sidestep_tools.whatif.trace import Trace
 
 STORED_ONLY = (
@@ -31,11 +30,7 @@ def run(
     plot: Path | None,
     as_json: bool,
 ) -> None:
-    """Show the hit-ratio curve.
-
-    Raises:
-        ConfigError: The file cannot be read or has no lookups, or the picture cannot be written.
-    """
+    """Show the hit-ratio curve."""
     if plot is not None:
         # Checked before the file is read, which may take long.
         check_name(plot)

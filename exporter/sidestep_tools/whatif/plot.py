@@ -19,21 +19,13 @@ CURVE, BAND, GRID = "#1f77b4", "#d2e4f0", "#dddddd"
 
 
 def check_name(path: Path) -> None:
-    """Check that a picture may have this name.
-
-    Raises:
-        ConfigError: The name is not that of an SVG.
-    """
+    """Check that a picture may have this name."""
     if path.suffix.lower() != ".svg":
         raise ConfigError(f"--plot {path}: the name must end with .svg")
 
 
 def write(path: Path, points: Sequence[Point], title: str) -> None:
-    """Write points, in ascending order, to a file.
-
-    Raises:
-        ConfigError: The file cannot be written.
-    """
+    """Write points, in ascending order, to a file."""
     drawn = "\n".join([*_lines(points, printable(title)), ""]).encode()
     try:
         with open(path, "wb", opener=open_file) as file:

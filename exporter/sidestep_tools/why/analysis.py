@@ -53,6 +53,7 @@ class Row(msgspec.Struct, frozen=True):
     id: str
     attention: str | None = None
     problem: str | None = None
+    cause: str | None = None
     ttft: Percentiles | None = None
     e2e: Percentiles | None = None
     finished: float | None = None
@@ -60,8 +61,6 @@ class Row(msgspec.Struct, frozen=True):
 
 
 NO_ROW = Row("")
-OF_ATTENTION = {"full": "kv_blocks", "slow": "stalled", "stalled": "stalled"}
-"""Causes that the live numbers support where requests name none, by what an engine needs attention for."""
 MIN_PREEMPTED = 0.1
 """Least preemptions for each request that ended from which on the KV cache is taken to be full."""
 GRAVE = ("stalled", "unreachable")
@@ -255,7 +254,7 @@ class _Material(NamedTuple):
 
 def _by_live_numbers(row: Row, engine: EngineTimeline) -> Iterator[Named]:
     """Yield the cause for which an engine needs attention, or for which it preempts unknown requests."""
-    name, found = OF_ATTENTION.get(row.attention or ""), f"it {row.problem}"
+    name, found = row.cause, f"it {row.problem}"
     preempted, ended = row.preemptions or 0.0, row.finished or 0.0
     if name is None and not engine.requests and preempted >= MIN_PREEMPTED * max(ended, 1.0):
         name = "kv_blocks"

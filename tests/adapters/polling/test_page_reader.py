@@ -19,7 +19,6 @@ ROWS = (
     TOY.counter("ends_total", "Ends.", "reason"),
     TOY.gauge("running", "Running."),
     TOY.gauge("temperature", "Temperature.", combine="max"),
-    TOY.histogram("wait_seconds", "Wait.", (1.0, 2.0)),
 )
 
 
@@ -32,9 +31,7 @@ async def read(text: str | bytes) -> dict[str, object]:
     """Return what a page has: a number, or the counts and sum, by family and own labels."""
     found = await reader().read(text if isinstance(text, bytes) else text.encode())
     return {
-        " ".join((family.name, *sample.labels)): (sample.counts, sample.total)
-        if sample.counts
-        else sample.value
+        " ".join((family.name, *sample.labels)): sample.value
         for family in found
         for sample in family.samples
     }
@@ -53,24 +50,6 @@ async def test_series_are_read_by_their_labels() -> None:
         'toy_ends_total a"b': 2,
         "toy_ends_total c": 3,
     }
-
-
-async def test_a_histogram_has_counts_by_bucket() -> None:
-    """They are not cumulative; a histogram without its last bucket is left out."""
-    page = (
-        'toy_wait_seconds_bucket{le="0.5"} 2\n'
-        'toy_wait_seconds_bucket{le="1e+01"} 5\n'
-        'toy_wait_seconds_bucket{le="+Inf"} 6\n'
-        "toy_wait_seconds_sum 30.5\n"
-        "toy_wait_seconds_count 6\n"
-    )
-    found = await reader().read(page.encode())
-
-    (family,) = found
-    assert family.bounds == [0.5, 10.0]
-    assert await read(page) == {"toy_wait_seconds": ([2, 3, 1], 30.5)}
-    assert await read(page.replace('le="+Inf"', 'le="20"')) == {}
-    assert await read(page.replace('le="+Inf"} 6', 'le="+Inf"} 6e14')) == {}
 
 
 async def test_a_gauge_that_is_added_up_is_not_negative() -> None:

@@ -1,4 +1,4 @@
-"""Recordings of several front ends and engines in one file."""
+"""Replays of recordings: several front ends and engines in one, and the recorded times."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.stat_logger_calls import convert
+
 from exporters import Start
 from pages import get, parse
-from sidestep.protocol.iteration_stats import FINISH_REASONS
-from sidestep_adapters.recording.calls import to_objects
 from sidestep_adapters.recording.replay import Replay
 
 
@@ -56,7 +56,8 @@ async def test_front_ends_and_engines_are_distinguished(start: Start, tmp_path: 
     file.write_text("".join(lines))
 
     async with start() as exporter:
-        player = Replay(file, exporter.endpoints[0], realtime=False, namespace="ns")
+        path = convert(file, tmp_path / "calls.rec")
+        player = Replay(path, exporter.endpoints[0], realtime=False, namespace="ns")
         await asyncio.to_thread(player.run)
         page = parse(await get(exporter.url))
         streams = sorted(exporter.ingest.intake.receiver.streams)
@@ -85,18 +86,10 @@ async def test_real_speed_keeps_the_recorded_times(start: Start, tmp_path: Path)
     file.write_text(line("__init__", 1, 5.0, **described) + "".join(records))
 
     async with start() as exporter:
-        player = Replay(file, exporter.endpoints[0], realtime=True, namespace="ns")
+        path = convert(file, tmp_path / "calls.rec")
+        player = Replay(path, exporter.endpoints[0], realtime=True, namespace="ns")
         loop = asyncio.get_running_loop()
         started = loop.time()
         await asyncio.to_thread(player.run)
 
     assert 1.0 <= loop.time() - started < 5.0
-
-
-def test_enums_come_back_as_numbers() -> None:
-    """Finish reasons are recorded by name; an unknown one gets the last index."""
-    known = to_objects({"__type__": "FinishedRequestStats", "finish_reason": "LENGTH"})
-    later = to_objects({"__type__": "FinishedRequestStats", "finish_reason": "BOREDOM"})
-
-    assert known.finish_reason == 1
-    assert later.finish_reason == len(FINISH_REASONS)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from recorded import read
 from sidestep.errors import WireError
 from sidestep.protocol.limits import COUNT_LIMIT
-from sidestep_adapters.streams import forward_pass, load
-from sidestep_adapters.streams.load import MAX_INCREASE, Totals
+from sidestep_adapters.streams import records
+from sidestep_adapters.streams.records import MAX_INCREASE, Totals
 
 SCHEDULED = {
     "num_prefill_requests": 1,
@@ -45,7 +45,7 @@ def encoded(value: object) -> bytes:
 @pytest.mark.parametrize("record", [RECORD, {**RECORD, "new": [1]}])
 def test_a_forward_pass_is_a_map(record: object) -> None:
     """SGLang and Dynamo send the same fields; later ones are ignored."""
-    found = forward_pass.decode(encoded(record), 5.0)
+    found = records.decode_forward_pass(encoded(record), 5.0)
 
     item = found.item
     assert found.rank == 3
@@ -58,8 +58,8 @@ def test_a_forward_pass_is_a_map(record: object) -> None:
 
 def test_a_heartbeat_is_no_forward_pass() -> None:
     """Without work and time only its gauges count."""
-    idle = forward_pass.decode(encoded({"wall_time": 0.0, "scheduled_requests": {}}), 0.0)
-    unknown = forward_pass.decode(encoded({**RECORD, "wall_time": 0.0}), 0.0)
+    idle = records.decode_forward_pass(encoded({"wall_time": 0.0, "scheduled_requests": {}}), 0.0)
+    unknown = records.decode_forward_pass(encoded({**RECORD, "wall_time": 0.0}), 0.0)
 
     assert idle.item.ran is None
     assert idle.rank is None
@@ -85,14 +85,14 @@ def test_a_heartbeat_is_no_forward_pass() -> None:
 def test_invalid_forward_passes_are_rejected(record: object, reason: str) -> None:
     """They have another version or invalid numbers."""
     with pytest.raises(WireError) as raised:
-        forward_pass.decode(encoded(record), 0.0)
+        records.decode_forward_pass(encoded(record), 0.0)
     assert raised.value.reason == reason
 
 
 def test_load_fields_are_read_by_position() -> None:
     """Older releases have fewer fields."""
-    found = load.decode(encoded(STAT), 5.0)
-    old = load.decode(encoded(STAT[:6]), 5.0)
+    found = records.decode_load(encoded(STAT), 5.0)
+    old = records.decode_load(encoded(STAT[:6]), 5.0)
 
     item = found.item
     assert (item.running, item.waiting, item.num_tokens, item.max_tokens) == (1, 2, 30, 400)
@@ -112,8 +112,8 @@ def test_load_fields_are_read_by_position() -> None:
 )
 def test_totals_become_increases(before: Totals | None, tokens: int, seconds: float) -> None:
     """The first totals are the baseline; smaller ones are those of a restarted publisher."""
-    found = load.decode(encoded(STAT), 0.0)
-    load.add_increase(found.item, found.totals, before)
+    found = records.decode_load(encoded(STAT), 0.0)
+    records.add_increase(found.item, found.totals, before)
 
     assert found.item.prefill_uncached_tokens == tokens
     assert found.item.prefill_busy_seconds == pytest.approx(seconds)
@@ -121,8 +121,8 @@ def test_totals_become_increases(before: Totals | None, tokens: int, seconds: fl
 
 def test_implausible_increases_are_ignored() -> None:
     """No engine computes so much between two records."""
-    found = load.decode(encoded(STAT), 0.0)
-    load.add_increase(found.item, Totals(MAX_INCREASE + 1, 0), Totals())
+    found = records.decode_load(encoded(STAT), 0.0)
+    records.add_increase(found.item, Totals(MAX_INCREASE + 1, 0), Totals())
 
     assert found.item.prefill_uncached_tokens == 0
 
@@ -142,20 +142,20 @@ def test_implausible_increases_are_ignored() -> None:
 def test_invalid_load_records_are_rejected(record: object) -> None:
     """They are too short, of another kind, or have invalid numbers."""
     with pytest.raises(WireError, match="bad_message"):
-        load.decode(encoded(record), 0.0)
+        records.decode_load(encoded(record), 0.0)
 
 
 def test_a_ranks_load_ends_with_its_forward_passes() -> None:
     """The total of the first of two ranks is what it has computed."""
     *_, last = read("sglang_load_stat_dp2_rank0")
 
-    assert load.decode(last.encoded, 0.0).totals.prefill_uncached_tokens == 2358
+    assert records.decode_load(last.encoded, 0.0).totals.prefill_uncached_tokens == 2358
 
 
 @given(st.binary(max_size=120))
 def test_any_bytes_are_a_record_or_rejected(payload: bytes) -> None:
     """No other exception is raised."""
-    for decode in (forward_pass.decode, load.decode):
+    for decode in (records.decode_forward_pass, records.decode_load):
         try:
             decode(payload, 0.0)
         except WireError:

@@ -21,7 +21,7 @@ from sidestep.config.triton_servers import parse as flag
 from sidestep.errors import PollError
 from sidestep.exposition.text_page import render
 from sidestep.ingest.local_stream import ServerFeed
-from sidestep_adapters.triton.http import UNKNOWN_MODEL_PREFIX, TritonApi
+from sidestep_adapters.triton.http import TritonApi
 from sidestep_adapters.triton.model_config import ModelConfig
 from sidestep_adapters.triton.poller import TritonPoller
 from tritons import Model
@@ -48,7 +48,6 @@ class Server(TritonApi):
 
     Attributes:
         cause: Cause of the failure of every query; empty if queries succeed.
-        failing: Names of models whose own query fails.
     """
 
     def __init__(self) -> None:
@@ -57,8 +56,6 @@ class Server(TritonApi):
         self.loads: dict[Key, int] = {}
         self.load_number = 0
         self.cause = ""
-        self.namespaced = False
-        self.failing: set[str] = set()
         self.tags: dict[str, str] = {}
 
     def load(self, name: str, *versions: str) -> None:
@@ -81,10 +78,6 @@ class Server(TritonApi):
         """Return the statistics of all models or of one; no test asks for one version."""
         assert not version
         self._raise_failure()
-        if self.namespaced and not model:
-            raise PollError("unknown_model", f"{UNKNOWN_MODEL_PREFIX}'/r::a'")
-        if model in self.failing:
-            raise PollError("http_500", model)
         if model and not any(name == model for name, _ in self.models):
             raise PollError("unknown_model", f"requested model {model!r} is not available")
         return [
@@ -92,11 +85,6 @@ class Server(TritonApi):
             for key, each in sorted(self.models.items())
             if not model or key[0] == model
         ]
-
-    async def ready(self) -> Sequence[str]:
-        """Return the names of all models."""
-        self._raise_failure()
-        return sorted({name for name, _ in self.models})
 
     async def config(self, model: str) -> ModelConfig:
         """Return a constant configuration."""
@@ -181,29 +169,10 @@ class Histories(RuleBasedStateMachine):
             self.server.load(name, version)
 
     @rule()
-    def toggle_namespaces(self) -> None:
-        """Switch ``--model-namespacing`` on or off."""
-        self.server.namespaced = not self.server.namespaced
-        self.restart_server()
-
-    @rule()
     def poll(self) -> None:
         """Poll; all counts are seen."""
         self._poll()
         self._see(self.server.models.keys(), self.shown)
-
-    @rule(name=NAMES)
-    def poll_without(self, name: str) -> None:
-        """Poll while the query for one model fails: it keeps its counts, all others are seen."""
-        self.server.failing = {name}
-        self._poll()
-        self.server.failing = set()
-        names = {model for model, _ in self.server.models}
-        if not self._is_one_by_one or name not in names:
-            self._see(self.server.models.keys(), self.shown)
-        elif names != {name}:
-            others = {key for key in self.server.models if key[0] != name}
-            self._see(others, {key for key in self.shown if key[0] != name})
 
     @rule(cause=CAUSES)
     def fail(self, cause: str) -> None:
@@ -249,9 +218,6 @@ class Histories(RuleBasedStateMachine):
         assert self.fed.rejected == {}
 
     def _poll(self) -> None:
-        self._is_one_by_one = self.server.namespaced
-        queries = self.triton._queries
-        self._is_one_by_one |= queries._has_namespaces
         self.loop.run_until_complete(self.triton.poll())
         more = True
         while more:

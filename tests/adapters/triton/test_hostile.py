@@ -156,19 +156,6 @@ async def test_statistics_queried_one_by_one_are_bounded(
         assert 0 < len(shown(it)) < 4
 
 
-async def test_models_queried_one_by_one_are_bounded(
-    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A poll always ends."""
-    monkeypatch.setattr(triton_queries, "MAX_MODEL_QUERIES", 2)
-    async with tritons("a", "b", "c") as server:
-        server.namespaced = True
-        async with start(triton=flag(server)) as exporter:
-            await until(lambda: "more than 2 models" in caplog.text)
-            del server.models["c", "1"]
-            await until(lambda: len(shown(exporter)) == 2)
-
-
 async def test_an_oversized_configuration_is_ignored(start: Start) -> None:
     """Decoding it would block the event loop for seconds."""
     async with tritons("a", "b") as server:

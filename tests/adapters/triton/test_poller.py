@@ -289,29 +289,6 @@ async def test_a_server_is_exposed_before_it_answers(start: Start) -> None:
             assert page.own("sidestep_engine_up") == {(f"triton/{server.url}", "", ""): 1}
 
 
-async def test_namespaced_models_are_queried_one_by_one(
-    start: Start, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Such a server cannot return all models; a name that it does not know is absent."""
-    async with tritons(*(f"m{n}" for n in range(20))) as server:
-        server.namespaced = True
-        twice = "/v2/models/m0/stats"
-        server.respond(
-            twice, error("400 Bad Request", "Request for unknown model: '/r::m0' is not found")
-        )
-        async with start(triton=triton(server)) as exporter:
-            page = Page(exporter)
-            await until(lambda: len(page.served) == 19)
-            del server.models["m1", "1"]
-            await until(lambda: len(page.served) == 18)
-
-            assert page.polls.keys() == {"ok"}
-            assert server.asked[STATS] == 1
-            assert "/v2/models/unloaded/stats" not in server.asked
-            assert 1 < server.most <= 8
-            assert caplog.text.count("--model-namespacing") == 1
-
-
 async def test_named_models_are_queried_one_by_one(start: Start) -> None:
     """A missing model is absent, which is no error."""
     async with tritons("a", "b") as server:
@@ -349,11 +326,9 @@ async def test_a_version_can_be_named(start: Start) -> None:
             assert page.polls.keys() == {"ok", "restricted"}
 
 
-@pytest.mark.parametrize("namespaced", [False, True])
-async def test_a_version_of_a_pattern_can_be_named(start: Start, namespaced: bool) -> None:
-    """A version is selected from the answer for all models, and from queries one by one."""
+async def test_a_version_of_a_pattern_can_be_named(start: Start) -> None:
+    """A version is selected from the answer for all models."""
     async with tritons("llama-7b", "llama-70b", "bert") as server:
-        server.namespaced = namespaced
         server.load("llama-7b", "2")
         server.load("bert", "2")
         async with start(triton=triton(server, "model=llama-*/2", "model=b*/1")) as exporter:

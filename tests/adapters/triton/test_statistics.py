@@ -318,15 +318,3 @@ def test_another_answer_is_no_configuration(body: bytes) -> None:
     """The model is exposed without."""
     with pytest.raises(PollError):
         triton_config.decode_config(body)
-
-
-def test_only_ready_models_are_queried() -> None:
-    """The index has one entry for each version."""
-    index = [
-        {"name": "b", "version": "1", "state": "READY"},
-        {"name": "b", "version": "2", "state": "READY"},
-        {"name": "a", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"},
-        {"name": "c"},
-    ]
-
-    assert triton_config.decode_ready(json.dumps(index).encode()) == ["b"]

@@ -42,7 +42,9 @@ async def proxy(prefill: str, decode: str) -> AsyncIterator[str]:
     app = web.Application()
     app.router.add_post("/v1/completions", completions)
     runner = web.AppRunner(app)
-    async with aiohttp.ClientSession() as session:
+    # Servers close connections that were idle, at the moment at which another request is sent on them.
+    connector = aiohttp.TCPConnector(force_close=True)
+    async with aiohttp.ClientSession(connector=connector) as session:
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()

@@ -2,8 +2,10 @@
 {{- define "sidestep.rules" -}}alerts recording{{- end -}}
 {{- define "sidestep.rules.alerts" -}}
 {{`# Alerts, on top of recording.yaml. critical: users are hurt now, page; warning: look at it in working hours.
+# Where requests wait, the summary names the limit that kept them waiting for the largest share of the busy time.
 # Nothing here can fire for an engine that is idle, scaled to zero or not there: docs/alerting.md says how each is kept quiet.
-# `}}{{"`"}}{{`sidestep.example`}}{{"`"}}{{` stands for the place where your copies of the runbooks are.
+# `}}{{"`"}}{{`sidestep.example`}}{{"`"}}{{` stands for the place where your copies of the runbooks are, `}}{{"`"}}{{`grafana.example`}}{{"`"}}{{` for your Grafana. The
+# live page is at the address that Prometheus scrapes.
 
 groups:
   - name: sidestep-engines-alerts
@@ -18,6 +20,8 @@ groups:
             The engine owes requests and hangs. The reason says where: step, no_steps, no_output, publisher, front_end or
             queue. The exporter has the stack of the thread, and a log line with its innermost frames.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceEngineStalled.md
+          dashboard_url: "https://grafana.example/d/sidestep-fleet?var-instance={{ $labels.instance | urlquery }}"
+          live_page_url: "http://{{ $labels.instance }}/"
       # The exporter forgets an engine after 300 s: the last state counts for half an hour, until as many engines are up
       # as before. An exporter that went with its pod has no series here. Critical:
       # requests were unfinished at the end. A Triton server has an alert of its own.
@@ -37,6 +41,8 @@ groups:
             The engine has sent nothing for 30 s, and no goodbye before: it was killed, is frozen, or its host is
             gone. No other engine has taken its place.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceEngineUnreachable.md
+          dashboard_url: "https://grafana.example/d/sidestep-fleet?var-instance={{ $labels.instance | urlquery }}"
+          live_page_url: "http://{{ $labels.instance }}/"
       - alert: InferenceEngineUnreachable
         expr: |-
           last_over_time(sidestep_engine_state{state="unreachable",engine!~"triton/.*"}[30m]) == 1
@@ -52,6 +58,8 @@ groups:
             The engine has sent nothing for 30 s, and no goodbye before: it was killed, is frozen, or its host is
             gone. No other engine has taken its place.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceEngineUnreachable.md
+          dashboard_url: "https://grafana.example/d/sidestep-fleet?var-instance={{ $labels.instance | urlquery }}"
+          live_page_url: "http://{{ $labels.instance }}/"
       # What InferenceEngineUnreachable does not know: engines that sent a goodbye.
       # The median forgets a scale-down within half an hour, and does not know an engine that never ran that long.
       - alert: InferenceEngineDown
@@ -68,6 +76,8 @@ groups:
             An engine has ended and has not come back. Each process
             of SGLang counts as one.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceEngineDown.md
+          dashboard_url: "https://grafana.example/d/sidestep-fleet?var-instance={{ $labels.instance | urlquery }}"
+          live_page_url: "http://{{ $labels.instance }}/"
       # An exporter that went with its pod has no series here; engines that drained before they ended had nothing in flight.
       - alert: InferenceModelDown
         expr: |-
@@ -86,6 +96,7 @@ groups:
             All engines of the model have stopped or are silent, and their exporters still respond. Requests
             were in flight, so this was no scale-down of idle engines.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceModelDown.md
+          dashboard_url: "https://grafana.example/d/sidestep-fleet?var-model_name={{ $labels.model_name | urlquery }}"
       # All exporters of the model went with it: no target is left that could report an engine as down.
       - alert: InferenceModelAbsent
         expr: |-
@@ -105,6 +116,7 @@ groups:
             All targets that reported the model are gone. Requests were running, so this was no scale-down of
             idle engines.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceModelAbsent.md
+          dashboard_url: "https://grafana.example/d/sidestep-fleet?var-model_name={{ $labels.model_name | urlquery }}"
       - alert: InferenceEngineRestarting
         expr: changes(sidestep_engine_restarts_total[1h]) >= 3
         labels: {severity: warning}
@@ -113,6 +125,8 @@ groups:
           description: >-
             The engine ends and is started again: it crashes, runs out of memory, or a probe kills it.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceEngineRestarting.md
+          dashboard_url: "https://grafana.example/d/sidestep-fleet?var-instance={{ $labels.instance | urlquery }}"
+          live_page_url: "http://{{ $labels.instance }}/"
       # Engines that report no progress: those without a plugin.
       - alert: InferenceDecodeStalled
         expr: |-
@@ -128,6 +142,8 @@ groups:
             For five minutes requests were in the batch, no prompt token was computed and none was generated.
             The engine reports no progress, so nothing else shows that its steps do not end.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceDecodeStalled.md
+          dashboard_url: "https://grafana.example/d/sidestep-fleet?var-instance={{ $labels.instance | urlquery }}"
+          live_page_url: "http://{{ $labels.instance }}/"
       - alert: InferenceQueueGrowing
         expr: |-
           model:requests_waiting:sum > model:requests_running:sum
@@ -135,11 +151,16 @@ groups:
         for: 10m
         labels: {severity: warning}
         annotations:
-          summary: "{{ $labels.model_name }}: {{ $value }} requests are waiting, more than are running, and the queue grows"
+          summary: >-
+            {{ $labels.model_name }}: {{ $value }} requests are waiting, more than are running, and the queue grows
+            {{- with printf `}}{{"`"}}{{`topk(1, avg_over_time(model:step_limit:ratio_rate5m{cluster=%q,namespace=%q,job=%q,model_name=%q,limit!="none"}[10m]) > 0.1)`}}{{"`"}}{{`
+            $labels.cluster $labels.namespace $labels.job $labels.model_name | query }}; limit
+            {{ . | first | label "limit" }} {{ . | first | value | humanizePercentage }}{{ end }}
           description: >-
             Requests arrive faster than the engines finish them. TTFT grows with the queue until clients give
             up.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceQueueGrowing.md
+          dashboard_url: "https://grafana.example/d/sidestep-why?var-model_name={{ $labels.model_name | urlquery }}"
       # It goes on for a while: a load at the knee is above 1 and below it by turns.
       - alert: InferenceSaturated
         expr: avg_over_time(model:saturation:mean[10m]) >= 1
@@ -147,11 +168,16 @@ groups:
         keep_firing_for: 15m
         labels: {severity: warning}
         annotations:
-          summary: "{{ $labels.model_name }}: the load is {{ $value | humanizePercentage }} of what its engines can serve"
+          summary: >-
+            {{ $labels.model_name }}: the load is {{ $value | humanizePercentage }} of what its engines can serve
+            {{- with printf `}}{{"`"}}{{`topk(1, avg_over_time(model:step_limit:ratio_rate5m{cluster=%q,namespace=%q,job=%q,model_name=%q,limit!="none"}[10m]) > 0.1)`}}{{"`"}}{{`
+            $labels.cluster $labels.namespace $labels.job $labels.model_name | query }}; limit
+            {{ . | first | label "limit" }} {{ . | first | value | humanizePercentage }}{{ end }}
           description: >-
             Requests arrive as fast as all engines of the model can serve them, or faster. Queues grow until the
             load falls or engines are added.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceSaturated.md
+          dashboard_url: "https://grafana.example/d/sidestep-why?var-model_name={{ $labels.model_name | urlquery }}"
       - alert: InferenceKVCachePressure
         expr: |-
           avg_over_time(engine:kv_cache_usage_ratio:max[10m]) > 0.9
@@ -163,6 +189,8 @@ groups:
           description: >-
             Requests are preempted because the KV cache is full, and are computed again: the work is done twice.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceKVCachePressure.md
+          dashboard_url: "https://grafana.example/d/sidestep-kv-cache?var-instance={{ $labels.instance | urlquery }}"
+          live_page_url: "http://{{ $labels.instance }}/"
       - alert: InferenceCacheThrashing
         expr: |-
           (
@@ -183,6 +211,7 @@ groups:
             Cached blocks are evicted before they are used again: lifetimes are a tenth of the usual or less,
             and the hit rate is half of the usual or less.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceCacheThrashing.md
+          dashboard_url: "https://grafana.example/d/sidestep-kv-cache?var-model_name={{ $labels.model_name | urlquery }}"
       - alert: InferenceAbortRatioHigh
         expr: |-
           model:requests_aborted:ratio_rate5m > 0.2
@@ -195,6 +224,7 @@ groups:
             Clients disconnect before their response is complete: it takes too long, or they reach a limit of
             their own.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceAbortRatioHigh.md
+          dashboard_url: "https://grafana.example/d/sidestep-latency?var-model_name={{ $labels.model_name | urlquery }}"
       - alert: InferenceLoadImbalance
         expr: |-
           max by (cluster, namespace, job, instance, pod, model_name, dialect, engine_type) (engine:requests_in_flight:avg15m)
@@ -209,6 +239,8 @@ groups:
             Data-parallel ranks, or engines behind one exporter, have unequal load: requests wait at the fullest
             engine while others are idle.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceLoadImbalance.md
+          dashboard_url: "https://grafana.example/d/sidestep-fleet?var-instance={{ $labels.instance | urlquery }}"
+          live_page_url: "http://{{ $labels.instance }}/"
       - alert: InferenceLoadImbalance
         expr: |-
           max by (cluster, namespace, job, model_name, dialect, engine_type) (instance_model:requests_in_flight:avg15m)
@@ -222,6 +254,7 @@ groups:
           description: >-
             The pods of the model have unequal load: requests wait at the fullest pod while others are idle.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceLoadImbalance.md
+          dashboard_url: "https://grafana.example/d/sidestep-fleet?var-model_name={{ $labels.model_name | urlquery }}"
 
   - name: sidestep-objectives-alerts
     rules:
@@ -246,10 +279,15 @@ groups:
         for: 2m
         labels: {severity: critical, long: 1h, short: 5m}
         annotations:
-          summary: "{{ or $labels.model_name $labels.job }}: {{ $value | humanizePercentage }} miss the objective {{ $labels.slo }}, over 1h"
+          summary: >-
+            {{ or $labels.model_name $labels.job }}: {{ $value | humanizePercentage }} miss the objective {{ $labels.slo }}, over 1h
+            {{- with printf `}}{{"`"}}{{`topk(1, avg_over_time(model:step_limit:ratio_rate5m{cluster=%q,namespace=%q,job=%q,model_name=%q,limit!="none"}[1h]) > 0.1)`}}{{"`"}}{{`
+            $labels.cluster $labels.namespace $labels.job $labels.model_name | query }}; limit
+            {{ . | first | label "limit" }} {{ . | first | value | humanizePercentage }}{{ end }}
           description: >-
             The error budget of 30 days is being spent 14.4 times too fast over 1h and over 5m.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceSLOBurn.md
+          dashboard_url: 'https://grafana.example/d/sidestep-why?var-model_name={{ or $labels.model_name "$__all" | urlquery }}'
       - alert: InferenceSLOBurn
         expr: |-
           (
@@ -268,10 +306,15 @@ groups:
         for: 15m
         labels: {severity: critical, long: 6h, short: 30m}
         annotations:
-          summary: "{{ or $labels.model_name $labels.job }}: {{ $value | humanizePercentage }} miss the objective {{ $labels.slo }}, over 6h"
+          summary: >-
+            {{ or $labels.model_name $labels.job }}: {{ $value | humanizePercentage }} miss the objective {{ $labels.slo }}, over 6h
+            {{- with printf `}}{{"`"}}{{`topk(1, avg_over_time(model:step_limit:ratio_rate5m{cluster=%q,namespace=%q,job=%q,model_name=%q,limit!="none"}[6h]) > 0.1)`}}{{"`"}}{{`
+            $labels.cluster $labels.namespace $labels.job $labels.model_name | query }}; limit
+            {{ . | first | label "limit" }} {{ . | first | value | humanizePercentage }}{{ end }}
           description: >-
             The error budget of 30 days is being spent 6 times too fast over 6h and over 30m.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceSLOBurn.md
+          dashboard_url: 'https://grafana.example/d/sidestep-why?var-model_name={{ or $labels.model_name "$__all" | urlquery }}'
       - alert: InferenceSLOBurn
         expr: |-
           (
@@ -290,10 +333,15 @@ groups:
         for: 1h
         labels: {severity: warning, long: 1d, short: 2h}
         annotations:
-          summary: "{{ or $labels.model_name $labels.job }}: {{ $value | humanizePercentage }} miss the objective {{ $labels.slo }}, over 1d"
+          summary: >-
+            {{ or $labels.model_name $labels.job }}: {{ $value | humanizePercentage }} miss the objective {{ $labels.slo }}, over 1d
+            {{- with printf `}}{{"`"}}{{`topk(1, avg_over_time(model:step_limit:ratio_rate5m{cluster=%q,namespace=%q,job=%q,model_name=%q,limit!="none"}[1d]) > 0.1)`}}{{"`"}}{{`
+            $labels.cluster $labels.namespace $labels.job $labels.model_name | query }}; limit
+            {{ . | first | label "limit" }} {{ . | first | value | humanizePercentage }}{{ end }}
           description: >-
             The error budget of 30 days is being spent 3 times too fast over 1d and over 2h.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceSLOBurn.md
+          dashboard_url: 'https://grafana.example/d/sidestep-why?var-model_name={{ or $labels.model_name "$__all" | urlquery }}'
       - alert: InferenceSLOBurn
         expr: |-
           (
@@ -312,10 +360,15 @@ groups:
         for: 3h
         labels: {severity: warning, long: 3d, short: 6h}
         annotations:
-          summary: "{{ or $labels.model_name $labels.job }}: {{ $value | humanizePercentage }} miss the objective {{ $labels.slo }}, over 3d"
+          summary: >-
+            {{ or $labels.model_name $labels.job }}: {{ $value | humanizePercentage }} miss the objective {{ $labels.slo }}, over 3d
+            {{- with printf `}}{{"`"}}{{`topk(1, avg_over_time(model:step_limit:ratio_rate5m{cluster=%q,namespace=%q,job=%q,model_name=%q,limit!="none"}[3d]) > 0.1)`}}{{"`"}}{{`
+            $labels.cluster $labels.namespace $labels.job $labels.model_name | query }}; limit
+            {{ . | first | label "limit" }} {{ . | first | value | humanizePercentage }}{{ end }}
           description: >-
             The error budget of 30 days is being spent 1 times too fast over 3d and over 6h.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceSLOBurn.md
+          dashboard_url: 'https://grafana.example/d/sidestep-why?var-model_name={{ or $labels.model_name "$__all" | urlquery }}'
       # Neither by a bound in the rules nor by the exporter.
       - alert: InferenceSLOUnmeasured
         expr: |-
@@ -337,6 +390,7 @@ groups:
             The threshold of time_to_first_token or request_latency is not a bucket bound of this engine: its
             alerts cannot fire.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceSLOUnmeasured.md
+          dashboard_url: "https://grafana.example/d/sidestep-latency?var-model_name={{ $labels.model_name | urlquery }}"
       - alert: InferenceSLOUnmeasured
         expr: model:slo_events:rate5m > 0 unless on (slo) slo:objective:ratio
         for: 30m
@@ -347,6 +401,7 @@ groups:
             The exporter counts the requests that meet it, but no slo:objective:ratio is recorded for it: its
             alerts cannot fire.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceSLOUnmeasured.md
+          dashboard_url: "https://grafana.example/d/sidestep-latency?var-model_name={{ $labels.model_name | urlquery }}"
 
   - name: sidestep-triton-alerts
     rules:
@@ -362,6 +417,8 @@ groups:
           description: >-
             Polls cannot connect to its port. Requests were served in the last half hour.
           runbook_url: https://sidestep.example/docs/runbooks/TritonServerDown.md
+          dashboard_url: "https://grafana.example/d/sidestep-triton?var-instance={{ $labels.instance | urlquery }}"
+          live_page_url: "http://{{ $labels.instance }}/"
       - alert: TritonServerDown
         expr: sidestep_triton_state{state="down"} == 1
         for: 3m
@@ -371,6 +428,8 @@ groups:
           description: >-
             Polls cannot connect to its port.
           runbook_url: https://sidestep.example/docs/runbooks/TritonServerDown.md
+          dashboard_url: "https://grafana.example/d/sidestep-triton?var-instance={{ $labels.instance | urlquery }}"
+          live_page_url: "http://{{ $labels.instance }}/"
       - alert: TritonServerSlow
         expr: sidestep_triton_state{state="stale"} == 1
         for: 10m
@@ -381,6 +440,8 @@ groups:
             It takes longer than a second to send its statistics, or its response is invalid. Loading a model
             over HTTP causes this.
           runbook_url: https://sidestep.example/docs/runbooks/TritonServerSlow.md
+          dashboard_url: "https://grafana.example/d/sidestep-triton?var-instance={{ $labels.instance | urlquery }}"
+          live_page_url: "http://{{ $labels.instance }}/"
       - alert: TritonQueueing
         expr: |-
           model:request_queue_seconds:mean_rate5m{dialect="triton"} > 0.1
@@ -393,6 +454,7 @@ groups:
           description: >-
             Requests spend more time in the queue than in computation: all instances of the model are busy.
           runbook_url: https://sidestep.example/docs/runbooks/TritonQueueing.md
+          dashboard_url: "https://grafana.example/d/sidestep-triton?var-model={{ $labels.model_name | urlquery }}"
 
   - name: sidestep-alerts
     rules:
@@ -406,6 +468,7 @@ groups:
             Metrics of its engines are missing. The engines keep serving; their plugins hold or fold records
             until the exporter is back.
           runbook_url: https://sidestep.example/docs/runbooks/SidestepDown.md
+          dashboard_url: "https://grafana.example/d/sidestep-sidestep?var-instance={{ $labels.instance | urlquery }}"
       - alert: SidestepMostlyDown
         expr: |-
           avg by (cluster, namespace, job) (instance:up:max) < 0.5
@@ -417,6 +480,7 @@ groups:
           description: >-
             Metrics of most engines are missing, and no other alert about these engines can fire.
           runbook_url: https://sidestep.example/docs/runbooks/SidestepMostlyDown.md
+          dashboard_url: "https://grafana.example/d/sidestep-sidestep?var-job={{ $labels.job | urlquery }}"
       # A counter that begins above 0, or that grew while it was not scraped, has no increase. It is compared with the
       # hour that ended 15 minutes ago: with one moment of it, old counts would fire again after a gap in scrapes.
       - alert: SidestepCountsLost
@@ -434,6 +498,8 @@ groups:
             They were dropped or lost by a sender, or missed in an engine's own stream: {{ or $labels.stream
             $labels.subscription }}.
           runbook_url: https://sidestep.example/docs/runbooks/SidestepCountsLost.md
+          dashboard_url: "https://grafana.example/d/sidestep-sidestep?var-instance={{ $labels.instance | urlquery }}"
+          live_page_url: "http://{{ $labels.instance }}/"
       - alert: SidestepRejecting
         expr: |-
           increase(sidestep_rejected_total[15m]) > 0
@@ -444,6 +510,8 @@ groups:
           description: >-
             Rejected items are not counted. The reason bug is sidestep's own fault; all others are the sender's.
           runbook_url: https://sidestep.example/docs/runbooks/SidestepRejecting.md
+          dashboard_url: "https://grafana.example/d/sidestep-sidestep?var-instance={{ $labels.instance | urlquery }}"
+          live_page_url: "http://{{ $labels.instance }}/"
       - alert: SidestepAdapterErrors
         expr: increase(sidestep_stream_errors_total[15m]) > 0
         labels: {severity: warning}
@@ -453,6 +521,8 @@ groups:
             {{ $value | humanize }} records could not be translated in 15 minutes, usually after an upgrade of
             the engine.
           runbook_url: https://sidestep.example/docs/runbooks/SidestepAdapterErrors.md
+          dashboard_url: "https://grafana.example/d/sidestep-sidestep?var-instance={{ $labels.instance | urlquery }}"
+          live_page_url: "http://{{ $labels.instance }}/"
       - alert: SidestepFolding
         expr: increase(sidestep_folded_items_total[5m]) > 0
         for: 10m
@@ -463,6 +533,8 @@ groups:
             The sender's ring has been full for ten minutes. Counts are right; gauges and intervals of that time
             are missing.
           runbook_url: https://sidestep.example/docs/runbooks/SidestepFolding.md
+          dashboard_url: "https://grafana.example/d/sidestep-sidestep?var-instance={{ $labels.instance | urlquery }}"
+          live_page_url: "http://{{ $labels.instance }}/"
       - alert: SidestepLoopLate
         expr: avg_over_time(sidestep_loop_lag_seconds[5m]) > 0.1
         for: 5m
@@ -472,6 +544,8 @@ groups:
           description: >-
             The exporter has too little CPU for its load: pages are late, and so are the values on them.
           runbook_url: https://sidestep.example/docs/runbooks/SidestepLoopLate.md
+          dashboard_url: "https://grafana.example/d/sidestep-sidestep?var-instance={{ $labels.instance | urlquery }}"
+          live_page_url: "http://{{ $labels.instance }}/"
       - alert: SidestepSeriesLimited
         expr: increase(sidestep_series_limited_total[15m]) > 0
         labels: {severity: warning}
@@ -481,6 +555,8 @@ groups:
             Updates went to the label value __other__ (label_values), or were rejected, because a limit on
             series was reached.
           runbook_url: https://sidestep.example/docs/runbooks/SidestepSeriesLimited.md
+          dashboard_url: "https://grafana.example/d/sidestep-sidestep?var-instance={{ $labels.instance | urlquery }}"
+          live_page_url: "http://{{ $labels.instance }}/"
       - alert: SidestepSnapshotUnhealthy
         expr: sidestep_snapshot_healthy == 0
         for: 2m
@@ -491,6 +567,8 @@ groups:
             If the exporter ends now, it continues from the last snapshot. Senders hold what they have sent
             since then, and send it again.
           runbook_url: https://sidestep.example/docs/runbooks/SidestepSnapshotUnhealthy.md
+          dashboard_url: "https://grafana.example/d/sidestep-sidestep?var-instance={{ $labels.instance | urlquery }}"
+          live_page_url: "http://{{ $labels.instance }}/"
       - alert: SidestepSnapshotDamaged
         expr: |-
           sidestep_recovered_total{from="damaged"}
@@ -503,6 +581,8 @@ groups:
             The file was set aside as snapshot.damaged in the state directory. To Prometheus this is an ordinary
             counter reset.
           runbook_url: https://sidestep.example/docs/runbooks/SidestepSnapshotDamaged.md
+          dashboard_url: "https://grafana.example/d/sidestep-sidestep?var-instance={{ $labels.instance | urlquery }}"
+          live_page_url: "http://{{ $labels.instance }}/"
       - alert: SidestepSubscriptionDown
         expr: sidestep_subscription_connected == 0
         for: 5m
@@ -512,6 +592,8 @@ groups:
           description: >-
             The engine's own stream is not read; the metrics that come from it are missing.
           runbook_url: https://sidestep.example/docs/runbooks/SidestepSubscriptionDown.md
+          dashboard_url: "https://grafana.example/d/sidestep-sidestep?var-instance={{ $labels.instance | urlquery }}"
+          live_page_url: "http://{{ $labels.instance }}/"
       - alert: SidestepScrapeTargetDown
         expr: sidestep_scrape_state{state="down"} == 1
         for: 5m
@@ -521,6 +603,8 @@ groups:
           description: >-
             The target's families are missing from the exporter's page.
           runbook_url: https://sidestep.example/docs/runbooks/SidestepScrapeTargetDown.md
+          dashboard_url: "https://grafana.example/d/sidestep-sidestep?var-instance={{ $labels.instance | urlquery }}"
+          live_page_url: "http://{{ $labels.instance }}/"
       - alert: SidestepKeysUnchecked
         expr: sidestep_zap_up == 0
         for: 1m
@@ -530,6 +614,8 @@ groups:
           description: >-
             Engines that connect now are rejected. Connected engines are not affected.
           runbook_url: https://sidestep.example/docs/runbooks/SidestepKeysUnchecked.md
+          dashboard_url: "https://grafana.example/d/sidestep-sidestep?var-instance={{ $labels.instance | urlquery }}"
+          live_page_url: "http://{{ $labels.instance }}/"
       - alert: SidestepWebConfigStale
         expr: sidestep_web_config_current == 0
         for: 5m
@@ -538,7 +624,9 @@ groups:
           summary: "{{ $labels.instance }}: the web configuration on disk is invalid"
           description: >-
             The last valid configuration stays active: new passwords and certificates have no effect.
-          runbook_url: https://sidestep.example/docs/runbooks/SidestepWebConfigStale.md`}}
+          runbook_url: https://sidestep.example/docs/runbooks/SidestepWebConfigStale.md
+          dashboard_url: "https://grafana.example/d/sidestep-sidestep?var-instance={{ $labels.instance | urlquery }}"
+          live_page_url: "http://{{ $labels.instance }}/"`}}
 {{- end -}}
 {{- define "sidestep.rules.recording" -}}
 {{`# Recording rules: the engines' series added up and divided once, under names that are the same for vLLM, SGLang
@@ -730,9 +818,37 @@ groups:
       # The share of the engines' busy time in which each limit kept requests waiting, or none did.
       - record: model:step_limit:ratio_rate5m
         expr: |-
-          sum by (cluster, namespace, job, model_name, limit) (rate(sidestep_step_limit_seconds_total[5m]))
+          sum by (cluster, namespace, job, model_name, limit) (
+            max without (tp_rank, pp_rank, moe_ep_rank, attn_cp_rank) (rate(sidestep_step_limit_seconds_total[5m]))
+          )
           * on (cluster, namespace, job, model_name) group_left ()
-          (1 / (sum by (cluster, namespace, job, model_name) (rate(sidestep_step_limit_seconds_total[5m])) > 0))
+          (
+            1 / (
+              sum by (cluster, namespace, job, model_name) (
+                max without (tp_rank, pp_rank, moe_ep_rank, attn_cp_rank) (rate(sidestep_step_limit_seconds_total[5m]))
+              ) > 0
+            )
+          )
+      # The share of each part in the time of requests that ended, and in the time until their first token. The label
+      # limit divides the queue.
+      - record: model:request_latency_part:ratio_rate5m
+        expr: |-
+          sum by (cluster, namespace, job, model_name, part, limit) (rate(sidestep_request_part_seconds_total[5m]))
+          * on (cluster, namespace, job, model_name) group_left ()
+          (1 / (sum by (cluster, namespace, job, model_name) (rate(sidestep_request_part_seconds_total[5m])) > 0))
+      - record: model:time_to_first_token_part:ratio_rate5m
+        expr: |-
+          sum by (cluster, namespace, job, model_name, part, limit) (
+            rate(sidestep_request_part_seconds_total{part=~"front_end_in|queue|prefill|prefill_gap"}[5m])
+          )
+          * on (cluster, namespace, job, model_name) group_left ()
+          (
+            1 / (
+              sum by (cluster, namespace, job, model_name) (
+                rate(sidestep_request_part_seconds_total{part=~"front_end_in|queue|prefill|prefill_gap"}[5m])
+              ) > 0
+            )
+          )
       - record: model:kv_cache_usage_ratio:max
         expr: max by (cluster, namespace, job, model_name, dialect) (engine:kv_cache_usage_ratio:max)
       - record: model:kv_cache_usage_ratio:avg

@@ -124,7 +124,6 @@ class SglangRequest(msgspec.Struct, array_like=True, gc=False):
         number: Number that the tokenizer gave it.
         arrival: Unix time of ``created``.
         created: Time of its arrival at the tokenizer.
-        ended: Time of its end.
         reason: ``stop``, ``length``, ``abort``, ``error`` or ``refused``.
         queued: Time of its entry into the scheduler's queue.
         scheduled: Time of its first forward pass.
@@ -132,10 +131,7 @@ class SglangRequest(msgspec.Struct, array_like=True, gc=False):
         preempted_seconds: Time that it waited in the queue after it was retracted.
         cached_tokens: Prompt tokens found in a cache, ``external_tokens`` of them in a storage.
         draft_tokens: Accepted tokens of drafts.
-        retractions: How often it was retracted.
         max_tokens: Limit on its tokens.
-        refused: Why it was refused.
-        adapter: Its LoRA adapter; empty: none.
         sample: Its number among the parallel samples of one prompt, in the order in which they ended.
         counted: Whether the engine's own counters have it.
         recorded: Whether it is a request of a client, or a sample of one.

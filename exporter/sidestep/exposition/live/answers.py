@@ -6,6 +6,7 @@ shares are from 0 to 1.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -61,6 +62,13 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         last_seen: Seconds since the engine's last item.
         contested: Whether another living server has its ids.
         role: ``prefill``, ``decode`` or ``both``.
+        limit: What kept requests waiting for longest within the window; ``none``: they hardly waited;
+            None: its limits are not known.
+        limit_share: Share of its busy time in which that limit held; None without one.
+        cause: What makes its requests slow, a name in ``catalog/tuning.py``; None: not known.
+        parts: Seconds of the requests that ended within the window by part, which sum to their latency.
+        stack: Frames of the thread that makes no progress, the innermost last.
+        own: Numbers that only engines of its kind have, by name.
     """
 
     id: str
@@ -91,16 +99,23 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     last_seen: float | None = None
     contested: bool = False
     role: str = BOTH
+    limit: str | None = None
+    limit_share: float | None = None
+    cause: str | None = None
+    parts: dict[str, float] | None = None
+    stack: list[str] | None = None
+    own: dict[str, float | None] | None = None
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):
     """One line on all engines: how they are, and which is the worst and why.
 
     Attributes:
+        level: None: no engine serves requests.
         engine: Identity of the engine that the text names; None where it names none.
     """
 
-    level: Level
+    level: Level | None
     text: str
     engine: str | None = None
 
@@ -116,15 +131,11 @@ class ExporterHealth(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The exporter's own health.
 
     Attributes:
-        endpoints: Ingest endpoints that engines connect to.
-        streams: Connected streams.
-        series: Exposed series.
-        items_per_second: Items applied.
         lost: Items that streams have reported as dropped, in all.
         loop_lag: Seconds by which the event loop was late.
         resident_bytes: Memory in use.
-        uptime: Seconds since the start.
         last_scrape: Seconds since Prometheus last scraped it; None: never.
+        dashboards: Address of dashboards of its metrics; empty: none is configured.
     """
 
     endpoints: list[str]
@@ -136,13 +147,13 @@ class ExporterHealth(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     resident_bytes: int
     uptime: float
     last_scrape: float | None
+    dashboards: str = ""
 
 
 class Live(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The answer of ``/api/v1/live``.
 
     Attributes:
-        version: Version of sidestep.
         time: Unix time of the answer.
         total: All engines as one row; None without engines.
         warnings: The latest, the newest first.
@@ -213,6 +224,18 @@ class HeatMap(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     counts: list[list[int]]
 
 
+class LimitHistory(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The limit that held longest in each interval of an engine.
+
+    Attributes:
+        limits: Indices into ``HistoryAnswer.limit_names``, -1 where no limit is known. The last one is of
+            the last of ``HistoryAnswer.times``.
+    """
+
+    id: str
+    limits: list[int]
+
+
 class HistoryAnswer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The answer of ``/api/v1/live/history``: the last ten minutes of one engine, or of all as one.
 
@@ -220,10 +243,13 @@ class HistoryAnswer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         times: Unix times of the ends of the intervals, ascending.
         series: Numbers for each interval, by their name in ``EngineRow``; percentiles as
             ``ttft_p50`` and so on, of the minute before.
+        limits: Of the engine that the request names, or of each engine whose limits are known.
         detail: Of the engine that the request names; None for all engines.
     """
 
     times: list[float]
     series: dict[str, list[float | None]]
     heatmaps: list[HeatMap]
+    limit_names: Sequence[str]
+    limits: list[LimitHistory]
     detail: EngineDetail | None = None

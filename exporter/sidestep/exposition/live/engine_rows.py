@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
+import msgspec
+
 from sidestep.exposition.aggregated_series import replica_of
 from sidestep.exposition.live.answers import EngineRow
 from sidestep.exposition.live.history import Merged, counted, hit_rate, known, percentiles
@@ -17,6 +19,7 @@ from sidestep.exposition.live.samples import (
     can_have,
     is_shown,
 )
+from sidestep.exposition.live.time_spent import NOTHING_KNOWN, TimeSpent, merged, row_fields
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.registry import Registry
 from sidestep.tracking.health.states import Health
@@ -30,6 +33,7 @@ def engine_row(
     health: Health | None,
     *,
     wall: float,
+    spent: TimeSpent = NOTHING_KNOWN,
 ) -> EngineRow:
     """Return the row of an engine at Unix time ``wall``.
 
@@ -51,6 +55,7 @@ def engine_row(
         contested=engine.feeds.contested and engine.is_up,
         **_health(health),
         **counted_fields(found),
+        **row_fields(spent),
     )
 
 
@@ -77,27 +82,39 @@ class Rows:
     """The rows of engines, as they are read one after the other.
 
     Attributes:
-        rows: Those of all engines.
         summed: Those that add up.
         merged: What the engines of these have counted in the last minute.
+        spent: Where their time went.
     """
 
     def __init__(self) -> None:
         self.rows: list[EngineRow] = []
         self.summed: list[EngineRow] = []
         self.merged = Merged()
+        self.spent: list[TimeSpent] = []
 
-    def add(self, row: EngineRow, found: Increase | None, *, is_summed: bool) -> None:
-        """Add the row of an engine, and what it has counted."""
+    def add(
+        self,
+        row: EngineRow,
+        found: Increase | None,
+        spent: TimeSpent = NOTHING_KNOWN,
+        *,
+        is_summed: bool,
+    ) -> None:
+        """Add the row of an engine, what it has counted, and where its time went."""
         self.rows.append(row)
         if is_summed:
             self.summed.append(row)
+            self.spent.append(spent)
             if found is not None:
                 self.merged.add(found)
 
     def total(self) -> EngineRow | None:
         """Return all engines as one row; None without engines."""
-        return _total(self.summed, self.merged.total(), len(self.rows)) if self.rows else None
+        if not self.rows:
+            return None
+        total = _total(self.summed, self.merged.total(), len(self.rows))
+        return msgspec.structs.replace(total, **row_fields(merged(self.spent)))
 
 
 def _total(parts: Sequence[EngineRow], merged: Increase, engines: int) -> EngineRow:

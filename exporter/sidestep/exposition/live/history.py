@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import sys
 from array import array
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from operator import add
 from typing import NamedTuple
 
@@ -25,8 +27,8 @@ from sidestep.exposition.live.samples import (
     increase,
     zeroed,
 )
+from sidestep.exposition.live.time_spent import TimeHistory
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.quantile import histogram_quantile
 
 INTERVAL = 5.0
 """Seconds between two samples."""
@@ -48,6 +50,7 @@ class SampleHistory:
     def __init__(self, engine: Engine | None = None) -> None:
         self.engine = engine
         self.samples: deque[EngineSample] = deque()
+        self.time = TimeHistory(MAX_SAMPLES - 1)
 
     def append(self, sample: EngineSample) -> None:
         """Add a compact copy of ``sample``, and remove those that are too many or too old."""
@@ -249,3 +252,31 @@ def heatmaps(samples: Sequence[EngineSample], found: Sequence[Point]) -> Iterato
             # Whole numbers are shorter.
             counts = [none if each is None else [*map(int, each)] for each in columns]
             yield HeatMap(name=name, bounds=[*bounds], counts=counts)
+
+
+def histogram_quantile(
+    quantile: float, bounds: Sequence[float], counts: Sequence[float]
+) -> float | None:
+    """Return the quantile, as PromQL computes it; None without observations.
+
+    Args:
+        quantile: More than 0, and 1 at most.
+        bounds: Upper bounds of the buckets in ascending order, without +Inf.
+        counts: Observations per bucket, not cumulative; the last is that of +Inf.
+    """
+    cumulative = [*accumulate(counts)]
+    total = cumulative[-1]
+    if not bounds or total <= 0:
+        return None
+    rank = quantile * total
+    bucket = bisect_left(cumulative, rank, 0, len(bounds))
+    if bucket == len(bounds):
+        return bounds[-1]
+    end = bounds[bucket]
+    if bucket == 0:
+        if end <= 0:
+            return end
+        start, before = 0.0, 0.0
+    else:
+        start, before = bounds[bucket - 1], cumulative[bucket - 1]
+    return start + (end - start) * ((rank - before) / counts[bucket])

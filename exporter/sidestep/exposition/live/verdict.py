@@ -7,7 +7,7 @@ them decides on its own.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -34,6 +34,8 @@ RANKS: Sequence[Attention] = (
     "stalled",
 )
 """Reasons to look at an engine, the worst last."""
+CAUSES: Mapping[Attention, str] = {"full": "kv_blocks", "slow": "stalled", "stalled": "stalled"}
+"""Causes in ``catalog/tuning.py`` of problems that have only one."""
 _LEVELS: dict[str | None, Level | None] = {state.value: level for state, level in LEVELS.items()}
 
 
@@ -66,8 +68,9 @@ class _Problem(NamedTuple):
     def marked(self) -> EngineRow:
         """Return the row with this problem."""
         level = _LEVELS.get(self.kind, "warning")
+        cause = CAUSES.get(self.kind, self.row.limit if self.row.limit_share else None)
         return msgspec.structs.replace(
-            self.row, level=level, attention=self.kind, problem=self.text
+            self.row, level=level, attention=self.kind, problem=self.text, cause=cause
         )
 
 
@@ -116,7 +119,9 @@ def _verdict(rows: Sequence[EngineRow], worst: _Problem | None) -> Verdict:
     idle = Counter(row.state or "not connected" for row in rows if row.level is None)
     rest = ", ".join(f"{count} {state}" for state, count in sorted(idle.items()))
     if not serving:
-        return Verdict("warning", f"no engine serves requests: {rest}")
+        stopped = f"{len(rows)} engine{'s have' if len(rows) > 1 else ' has'} stopped"
+        is_stopped = idle.keys() == {EngineState.STOPPED.value}
+        return Verdict(None, stopped if is_stopped else f"no engine serves requests: {rest}")
     running = sum(row.running or 0 for row in serving)
     waiting = sum(row.waiting or 0 for row in serving)
     return Verdict(

@@ -18,6 +18,7 @@ from sidestep.exposition.live.answers import (
     EngineDetail,
     ExporterHealth,
     HistoryAnswer,
+    LimitHistory,
     Live,
     StreamRow,
     Warned,
@@ -33,10 +34,12 @@ from sidestep.exposition.live.history import (
     merged_gauges,
 )
 from sidestep.exposition.live.samples import LATENCIES, EngineSample, Increase, increase, read
+from sidestep.exposition.live.time_spent import NOTHING_KNOWN, UNKNOWN_LIMIT, totals
 from sidestep.exposition.live.verdict import Evaluation, evaluate
 from sidestep.exposition.renders import Body, SharedRenders
 from sidestep.ingest.intake import Intake
 from sidestep.metrics.engine import Engine
+from sidestep.protocol.request_events import LIMITS
 from sidestep.protocol.stream import Stream, StreamState
 from sidestep.telemetry.logs import PACKAGES
 from sidestep.tracking.health.states import LEVELS
@@ -149,6 +152,7 @@ class LiveView:
 
     Args:
         scraped_at: Returns the monotonic time of the last scrape by Prometheus; None: never.
+        dashboards: Address of dashboards that the page links to; empty: none.
     """
 
     def __init__(
@@ -158,6 +162,8 @@ class LiveView:
         scraped_at: Callable[[], float | None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        *,
+        dashboards: str = "",
     ) -> None:
         self.warnings = RecentWarnings()
         self.histories: dict[str, SampleHistory] = {}
@@ -167,6 +173,7 @@ class LiveView:
         self._shown = ShownEngines(intake.registry)
         self._endpoints = endpoints
         self._scraped_at = scraped_at
+        self._dashboards = dashboards
         self._clock = clock
         self._wall = wall
         self._started = clock()
@@ -205,6 +212,8 @@ class LiveView:
             before = history.samples[-1] if history.samples else None
             sample = read(engine, self._clock())
             history.append(sample)
+            if is_due:
+                history.time.add(totals(engine, sample.at))
             if engine in summed:
                 samples.append(sample)
                 if before is not None and (added := increase([before, sample])) is not None:
@@ -257,8 +266,14 @@ class LiveView:
             sample = read(engine, self._clock())
             counted = self._last_minute(engine, sample)
             health = self._intake.health.of(engine)
-            row = engine_row(engine, name, sample, counted, health, wall=self._wall())
-            found.add(row, counted, is_summed=engine in self._shown.summed)
+            history = self._history(engine)
+            spent = (
+                NOTHING_KNOWN if history is None else history.time.last_minute(engine, sample.at)
+            )
+            row = engine_row(engine, name, sample, counted, health, wall=self._wall(), spent=spent)
+            if health is not None and health.stack:
+                row = msgspec.structs.replace(row, stack=[*health.stack])
+            found.add(row, counted, spent, is_summed=engine in self._shown.summed)
             # A row takes a tenth of a millisecond: other tasks run in between.
             await asyncio.sleep(0)
         return found
@@ -293,6 +308,7 @@ class LiveView:
             resident_bytes=resident(),
             uptime=now - self._started,
             last_scrape=None if scraped is None else now - scraped,
+            dashboards=self._dashboards,
         )
 
     async def history(self, identity: str | None = None) -> Body | None:
@@ -315,6 +331,12 @@ class LiveView:
             times=[round(point.at + offset, 3) for point in charted],
             series=series or {name: [] for name in SERIES},
             heatmaps=maps,
+            limit_names=LIMITS,
+            limits=[
+                LimitHistory(id=name, limits=[*history.time.limits])
+                for name, history in self.histories.items()
+                if identity in (None, name) and {*history.time.limits} - {UNKNOWN_LIMIT}
+            ],
             detail=None if engine is None else detail(engine, self._intake, self._clock()),
         )
         return Body([msgspec.json.encode(answer)])

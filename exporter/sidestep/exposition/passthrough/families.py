@@ -66,12 +66,7 @@ class PageFamily:
 
 
 class FamilySorter:
-    """Sorts the series of one page by family; TYPE lines may be anywhere on it.
-
-    Args:
-        left_out: Counter of left-out samples by reason.
-        excluded: Families to leave out.
-    """
+    """Sorts the series of one page by family; TYPE lines may be anywhere on it."""
 
     def __init__(self, left_out: Counter[str], excluded: AbstractSet[str]) -> None:
         self.left_out = left_out

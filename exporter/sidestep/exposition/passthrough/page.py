@@ -104,11 +104,7 @@ class Page:
         self.merge()
 
     def read(self, chunks: Iterable[bytes]) -> ParsedPage:
-        """Return the content of a page; nothing is exposed, so that another thread can call this.
-
-        Raises:
-            PollError: This is no metrics page.
-        """
+        """Return the content of a page; nothing is exposed, so that another thread can call this."""
         lines, is_whole = _lines(chunks)
         before = self.parsed
         if before is not None and lines == before.lines:

@@ -78,11 +78,7 @@ class Comment(NamedTuple):
 
 
 def parse_head(line: bytes) -> SeriesHead:
-    """Parse the series of a sample line.
-
-    Raises:
-        WireError: The line does not begin with a series.
-    """
+    """Parse the series of a sample line."""
     if len(line) > MAX_LINE_BYTES:
         raise WireError("too_long")
     found = _HEAD.match(line)
@@ -118,11 +114,7 @@ def parse_value(text: bytes) -> bytes:
 
 
 def parse_openmetrics_value(text: bytes) -> bytes:
-    """Return the value and, after a blank, the timestamp in milliseconds if there is one; no exemplar.
-
-    Raises:
-        WireError: As for ``parse_value``.
-    """
+    """Return the value and, after a blank, the timestamp in milliseconds if there is one; no exemplar."""
     found = _OPENMETRICS.fullmatch(text)
     if found is None:
         raise WireError("bad_line")
@@ -133,11 +125,7 @@ def parse_openmetrics_value(text: bytes) -> bytes:
 
 
 def parse_comment(line: bytes) -> Comment | None:
-    """Parse a HELP or TYPE line; return None for any other comment.
-
-    Raises:
-        WireError: The line is not readable.
-    """
+    """Parse a HELP or TYPE line; return None for any other comment."""
     if len(line) > MAX_LINE_BYTES:
         raise WireError("too_long")
     found = _COMMENT.fullmatch(line)

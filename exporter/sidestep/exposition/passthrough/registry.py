@@ -51,12 +51,7 @@ class _MergedPages:
 
 
 class PassthroughRegistry:
-    """All passthrough pages.
-
-    Args:
-        own_names: Returns the names that the exporter's own families take.
-        common: Whether families have copies under common names.
-    """
+    """All passthrough pages."""
 
     def __init__(
         self, own_names: Callable[[], Iterable[AbstractSet[str]]], *, common: bool = False

@@ -1,9 +1,9 @@
 // The hit-ratio curve of an engine's prefix cache, with bounds, drawn by uPlot.
 
-import { byId, colour, make, setFacts } from "./elements.js";
+import { byId, colour, make, onTheme, setFacts, setText } from "./elements.js";
 import { bytes, count, share } from "./format.js";
 
-const HEIGHT = 220;
+const HEIGHT = 300;
 
 const multiple = capacity => `${Number(capacity.toPrecision(2))}x`;
 
@@ -36,7 +36,7 @@ export class Curve {
     this.plot = null;
     this.engine = null;
     new ResizeObserver(() => this.draw()).observe(this.box);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
+    onTheme(() => this.draw());
   }
 
   /** Show the curve of an engine; nothing of one that has none. */
@@ -57,18 +57,30 @@ export class Curve {
     const line = colour("--series-1");
     const bound = { stroke: "transparent", points: { show: false } };
     const options = {
-      width: this.box.clientWidth, height: HEIGHT, legend: { show: false }, cursor: { show: false },
+      width: this.box.clientWidth, height: HEIGHT, legend: { show: false }, cursor: { y: false, drag: { x: false } },
       scales: { x: { time: false, distr: 3, log: 2 }, y: { range: [0, 1] } },
       axes: [
-        { ...axis, values: (_, sizes) => sizes.map(size => (size === null ? "" : multiple(size))) },
-        { ...axis, size: 68, values: (_, ratios) => ratios.map(share) },
+        { ...axis, label: "Size of the cache, 1x is the present one", values: (_, sizes) => sizes.map(size => (size === null ? "" : multiple(size))) },
+        { ...axis, size: 56, label: "Share of prompt tokens found", values: (_, ratios) => ratios.map(share) },
+        { ...axis, side: 0, grid: { show: false }, label: "Blocks", values: (_, sizes) => sizes.map(size => this.blocks(size)) },
       ],
       series: [{}, bound, bound, { stroke: line, width: 2, points: { show: false } }],
-      bands: [{ series: [2, 1], fill: `${line}40` }],
-      hooks: { draw: [plot => this.markSizeNow(plot)] },
+      bands: [{ series: [2, 1], fill: colour("--band") }],
+      hooks: { draw: [plot => this.markSizeNow(plot)], setCursor: [plot => this.read(plot.cursor.idx)] },
     };
     const column = name => this.engine.curve.map(point => point[name]);
     this.plot = new uPlot(options, [column("capacity"), column("low"), column("high"), column("hit_ratio")], this.box);
+  }
+
+  blocks(size) {
+    const whole = this.engine.capacity_blocks;
+    return size === null || !whole ? "" : count(Math.round(size * whole));
+  }
+
+  /** Show the point under the cursor. */
+  read(index) {
+    const point = this.engine.curve[index];
+    setText(byId("curve-readout"), point ? `${multiple(point.capacity)}, ${count(point.blocks)} blocks: ${share(point.hit_ratio)}, ${share(point.low)} to ${share(point.high)} with its sampling error` : "");
   }
 
   markSizeNow({ ctx, bbox, valToPos }) {

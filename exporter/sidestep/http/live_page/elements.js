@@ -29,7 +29,64 @@ export function setFacts(list, facts) {
   });
 }
 
-/** Return the value of a colour of the style sheet. */
+/** Call `draw` with a value only if it differs from the last one. */
+export function onChange(draw) {
+  let shown = "";
+  return (...values) => {
+    const key = JSON.stringify(values);
+    if (key === shown) return;
+    shown = key;
+    draw(...values);
+  };
+}
+
+const END = 10;
+
+/** Make a link to an engine; a name that is too long loses its middle, since its end tells replicas apart. */
+export function engineLink(id, name) {
+  const link = make("a", { class: "name", href: `#engine=${encodeURIComponent(id)}` });
+  setName(link, id, name);
+  return link;
+}
+
+export function setName(link, id, name) {
+  if (link.textContent === name && link.title === id) return;
+  link.title = id;
+  const parts = name.length > 2 * END ? [name.slice(0, -END), name.slice(-END)] : [name];
+  link.replaceChildren(...parts.map(part => make("span", {}, part)));
+}
+
+const THEMES = ["system", "light", "dark"];
+const redraws = [];
+
+/** Call `draw` when colours change: what is drawn on a canvas takes them when it is made. */
+export function onTheme(draw) {
+  redraws.push(draw);
+}
+
+function setTheme(theme) {
+  document.documentElement.dataset.theme = theme;
+  setText(byId("theme"), `Theme: ${theme}`);
+  for (const draw of redraws) draw();
+}
+
+/** Follow the theme button, whose choice this browser remembers. */
+export function startTheme() {
+  const known = localStorage.getItem("theme");
+  setTheme(THEMES.includes(known) ? known : THEMES[0]);
+  byId("theme").addEventListener("click", () => {
+    const next = THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length];
+    localStorage.setItem("theme", next);
+    setTheme(next);
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redraws.forEach(draw => draw()));
+}
+
+const probe = make("span", { hidden: "" });
+
+/** Return the value of a colour of the style sheet, in the present theme. */
 export function colour(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  if (!probe.isConnected) document.body.append(probe);
+  probe.style.color = `var(${name})`;
+  return getComputedStyle(probe).color;
 }

@@ -1,31 +1,44 @@
-// Texts of numbers: "–" is not known, 0 is zero.
+// Texts of numbers: "–" is not known, 0 is zero. A quantity has one unit everywhere.
 
 export const UNKNOWN = "–";
+const THIN_SPACE = "\u202f";
 
-/** A count: 950, 12.3k, 4.5M. */
+/** A count: 950, 12 345, 4.5M. */
 export function count(number) {
   if (number === null || number === undefined) return UNKNOWN;
-  const size = Math.abs(number);
-  if (size >= 999_950) return `${(number / 1e6).toFixed(1)}M`;
-  if (size >= 9_999.5) return `${(number / 1e3).toFixed(1)}k`;
-  return size >= 10 || Number.isInteger(number) ? number.toFixed(0) : number.toFixed(1);
+  if (Math.abs(number) >= 999_999.5) return `${(number / 1e6).toFixed(1)}M`;
+  const text = number >= 10 || Number.isInteger(number) ? number.toFixed(0) : number.toFixed(1);
+  return text.replace(/\B(?=(\d{3})+$)/g, THIN_SPACE);
 }
 
-/** A duration with its unit: 850 µs, 12.5 ms, 1.25 s, 3 min, 2.5 h. */
+/** A duration with its unit: 0.85 ms, 12.5 ms, 1.25 s, 3 min, 2.5 h. */
 export function seconds(number) {
   if (number === null || number === undefined) return UNKNOWN;
   if (number === 0) return "0 s";
-  if (number < 0.001) return `${Number((number * 1e6).toPrecision(3))} µs`;
-  if (number < 0.9995) return `${Number((number * 1e3).toPrecision(3))} ms`;
-  if (number < 100) return `${Number(number.toPrecision(3))} s`;
-  if (number < 7200) return `${(number / 60).toFixed(0)} min`;
-  return `${(number / 3600).toFixed(1)} h`;
+  if (number < 5e-6) return "< 0.01 ms";
+  if (number < 0.9995) return `${digits(number * 1e3)} ms`;
+  if (number < 99.95) return `${digits(number)} s`;
+  return longer(number);
 }
+
+/** A duration as short as it can be exactly, for axes and bounds: 10 ms, 2.5 s. */
+export function tick(number) {
+  return number ? seconds(number).replace(/(\.\d*?)0+ /, "$1 ").replace(". ", " ") : "0";
+}
+
+/** An age or another long time, in whole seconds. */
+export function age(number) {
+  if (number === null || number === undefined) return UNKNOWN;
+  return number < 99.5 ? `${number.toFixed(0)} s` : longer(number);
+}
+
+const digits = number => (number < 0.995 ? number.toFixed(2) : number.toPrecision(3));
+const longer = number => (number < 7200 ? `${(number / 60).toFixed(0)} min` : `${(number / 3600).toFixed(1)} h`);
 
 /** A share as percentage. */
 export function share(number) {
   if (number === null || number === undefined) return UNKNOWN;
-  return `${(number * 100).toFixed(number !== 0 && Math.abs(number) < 0.1 ? 1 : 0)} %`;
+  return `${(number * 100).toFixed(number !== 0 && Math.abs(number) < 0.0995 ? 1 : 0)} %`;
 }
 
 export function bytes(number) {

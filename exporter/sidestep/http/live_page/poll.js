@@ -1,6 +1,8 @@
-// Requests that repeat while the page is visible.
+// Requests that repeat while the page is visible and not paused.
 
 const TIMEOUT = 10_000;
+let paused = false;
+const ticks = [];
 
 /** The answer is an HTTP error. */
 export class Refused extends Error {
@@ -15,6 +17,14 @@ async function get(path) {
   if (!answer.ok) throw new Refused(answer.status);
   return answer.json();
 }
+
+/** Stop all requests, or go on at once. */
+export function pause(isPaused) {
+  paused = isPaused;
+  for (const tick of ticks) tick();
+}
+
+export const isPolling = () => !paused && !document.hidden;
 
 /**
  * Request `path()` every `interval` milliseconds, and at once when `again()` is called; nothing
@@ -36,9 +46,9 @@ export function poll(path, interval, onAnswer, onError = () => {}) {
     if (number === latest) timer = setTimeout(tick, interval);
   }
   function tick() {
-    if (document.hidden) return;
-    request();
+    if (isPolling()) request();
   }
+  ticks.push(tick);
   document.addEventListener("visibilitychange", tick);
   request();
   return { again: request };

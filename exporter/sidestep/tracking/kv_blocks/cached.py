@@ -39,7 +39,6 @@ class _Block(msgspec.Struct, gc=False):
 
     Attributes:
         birth: Stamp at which it was stored.
-        weight: Number of blocks that it stands for.
         hit: Stamp of the last hit with a known time.
     """
 
@@ -94,11 +93,7 @@ class CachedBlocks(BlockTracker):
         return self._sampling.rate
 
     def apply(self, item: CacheEvents) -> BlockObservations:
-        """Track an item's changes.
-
-        Raises:
-            WireError: The item is invalid; nothing of it was applied.
-        """
+        """Track an item's changes."""
         self._check(item.changes)
         if item.source != self._source:
             self._source = item.source

@@ -41,7 +41,6 @@ class LookupSettings(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         half_life: Seconds after which a lookup counts half in the curve; 0: lookups are not tracked.
-        blocks: Blocks of the sample that are tracked at once, per engine.
     """
 
     half_life: float = 3600.0
@@ -118,10 +117,6 @@ class LookupTracker:
     """Lookups of one engine's requests.
 
     Attributes:
-        block_size: Tokens of a block; 0 before the first item.
-        rate: Share of the blocks that the engine samples.
-        capacity: Blocks that the cache can hold; 0: unknown.
-        block_bytes: Bytes of a block; 0: unknown.
         summary: The curve in a few numbers, as of the last reading; None before the first.
         now: Seconds of the latest event. It stands still between two sources, whose clocks may differ.
     """

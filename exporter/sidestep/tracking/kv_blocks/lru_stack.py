@@ -22,7 +22,6 @@ class _Chunk:
 
     Attributes:
         keys: The blocks; None where the block was used later.
-        stamps: Times of use.
         marks: A bit for each counted block that is left.
         left: Number of blocks that are left, counted or not.
     """
@@ -36,11 +35,7 @@ class _Chunk:
 
 
 class LruStack:
-    """Blocks by last use. A block that is not counted has a place, but adds to no depth.
-
-    Attributes:
-        counted: Number of blocks that are counted.
-    """
+    """Blocks by last use. A block that is not counted has a place, but adds to no depth."""
 
     def __init__(self) -> None:
         self.counted = 0

@@ -82,11 +82,7 @@ class PhysicalBlocks(BlockTracker):
         return bool(self._resets)
 
     def apply(self, item: BlockEvents) -> BlockObservations:
-        """Track an item's events.
-
-        Raises:
-            WireError: The item contradicts itself; nothing of it was applied.
-        """
+        """Track an item's events."""
         check(item)
         self._rate = item.rate
         if item.source != self._source:

@@ -65,8 +65,6 @@ class BlockObservations(msgspec.Struct, gc=False):
         reuses: Hits from birth to eviction, at eviction.
         reset_ages: Lifetimes of blocks that a reset evicted.
         reset_idles: Idle times of blocks that a reset evicted.
-        resets: Number of resets of the whole cache.
-        refused: Sampled blocks that were not tracked because of the capacity.
         abandoned: Tracked blocks whose eviction was not seen.
         unknown: Events of blocks whose birth was not seen, and events before their block's last one.
         cached: Observations of hashes by medium.
@@ -95,11 +93,7 @@ class BlockObservations(msgspec.Struct, gc=False):
 
 
 class BlockTracker:
-    """Tracker of sampled blocks of one engine, at most ``capacity`` at once.
-
-    Attributes:
-        tracked: Blocks held now.
-    """
+    """Tracker of sampled blocks of one engine, at most ``capacity`` at once."""
 
     def __init__(self, sampling: Sampling) -> None:
         self.tracked = 0

@@ -47,7 +47,6 @@ class Exporter(NamedTuple):
 
     Attributes:
         config: Settings by its flags and variables; None if they are refused, or not all in the manifest.
-        refusal: Why they are refused, or empty.
     """
 
     pod: Pod
@@ -274,11 +273,7 @@ def _exporter(pod: Pod, container: Container) -> Exporter | None:
 
 
 def _flags(words: list[str], variables: Mapping[str, str]) -> dict[str, object]:
-    """Return the settings that are given as flags, by key.
-
-    Raises:
-        ConfigError: A flag is unknown.
-    """
+    """Return the settings that are given as flags, by key."""
     known = {f"--{setting.flag}": setting for setting in SETTINGS}
     found: dict[str, Any] = {}
     waiting = iter(words)

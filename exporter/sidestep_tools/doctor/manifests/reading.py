@@ -91,7 +91,7 @@ def _resources(place: str, content: bytes) -> Iterator[Resource | Finding]:
     try:
         for document in read_documents(content):
             if isinstance(document, dict):
-                yield from _items(Resource(place, _without_nulls(document)))
+                yield from _items(Resource(place, without_nulls(document)))
             elif document is not None:
                 yield UNREADABLE.on(place, "it has a document that is no mapping")
     except ConfigError as error:
@@ -101,11 +101,11 @@ def _resources(place: str, content: bytes) -> Iterator[Resource | Finding]:
         yield UNREADABLE.on(place, str(error), remedy)
 
 
-def _without_nulls(value: Any) -> Any:
+def without_nulls(value: Any) -> Any:
     """Return ``value`` without the null values in mappings: Kubernetes reads them as absent."""
     if isinstance(value, dict):
-        return {str(key): _without_nulls(each) for key, each in value.items() if each is not None}
-    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
+        return {str(key): without_nulls(each) for key, each in value.items() if each is not None}
+    return [without_nulls(each) for each in value] if isinstance(value, list) else value
 
 
 def _items(resource: Resource) -> Iterator[Resource]:

@@ -57,11 +57,7 @@ class Query(NamedTuple):
 
 
 def read(path: str) -> list[Any]:
-    """Return the documents of a file.
-
-    Raises:
-        FileError: It cannot be read.
-    """
+    """Return the documents of a file."""
     try:
         with Path(path).open("rb") as file:
             return _documents(file.read(MAX_BYTES + 1).decode())
@@ -72,11 +68,7 @@ def read(path: str) -> list[Any]:
 
 
 def queries_of(documents: list[Any]) -> list[Query]:
-    """Return all queries of a file's documents.
-
-    Raises:
-        FileError: There is none.
-    """
+    """Return all queries of a file's documents."""
     found = [query for each in documents for query in _queries(each, "")]
     if not found:
         raise FileError("it has no PromQL query")

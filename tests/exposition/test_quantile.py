@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from prometheus_server import VERSIONS
 from promtool import PROMTOOLS, run
-from sidestep.metrics.quantile import histogram_quantile
+from sidestep.exposition.live.history import histogram_quantile
 
 QUANTILES = (0.001, 0.05, 0.5, 0.9, 0.95, 0.99, 1.0)
 BOUNDS = st.lists(
