@@ -496,7 +496,7 @@ def compatibility() -> str:
         first, last = (".".join(map(str, each)) for each in (engine.first, engine.last))
         text += f"| {engine.title} | {first} | {last} | {TESTED[engine.package]} |\n"
     text += "\n| From vLLM | There is |\n|---|---|\n"
-    found = {
+    found: dict[tuple[int, ...], str] = {
         SHUTDOWN_TIMEOUT_SINCE: "`--shutdown-timeout`, without which the tap and several API servers lose their last items"
     }
     found[STATISTICS_SINCE] = "mode `instead` without any statistics on vLLM's loop"
