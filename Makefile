@@ -3,15 +3,18 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEMO_VENV := build/demo-venv
+DEMO_STAMP := $(DEMO_VENV)/.installed
 SOURCES := exporter adapters tests benchmarks chaos fuzz
 
 # Hundreds of tests start a Python process, which begins sooner with its modules compiled.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo compose test test-all quick check lint fix bench chaos fuzz docs site screens golden test-engines vllm-sources test-otlp test-lowest deploy-test image-test dist dist-test tools clean
+.PHONY: demo compose test test-all quick check lint fix bench chaos fuzz soak docs site screens golden test-engines vllm-sources test-otlp test-lowest deploy-test image-test pod-test dist dist-test tools clean
 
-demo: $(STAMP)
-	$(BIN)/sidestep demo
+# Only the product and what `sidestep top` needs; DEMO="--open", "--web.listen-address 127.0.0.1:9858", ...
+demo: $(DEMO_STAMP)
+	$(DEMO_VENV)/bin/sidestep demo $(DEMO)
 
 # The same beside Prometheus and Grafana, in containers: docs/demo.md.
 compose:
@@ -29,7 +32,7 @@ quick: $(STAMP)
 # With the long forms of tests, such as all mutants and installations on other Pythons, and ten times the
 # examples of properties.
 test-all: $(STAMP) tools
-	$(BIN)/pytest -n 3 --dist loadfile --hypothesis-profile long -m "not dist and not engine and not image and not otlp"
+	$(BIN)/pytest -n 3 --dist loadfile --hypothesis-profile long -m "not dist and not engine and not image and not otlp and not pod"
 
 check: $(STAMP) lint
 	$(BIN)/python tools/docs.py --check
@@ -64,6 +67,12 @@ fuzz: $(STAMP)
 	$(BIN)/pip install --quiet -e '.[fuzz]'
 	$(BIN)/python -m fuzz --seconds $(SECONDS)
 	$(BIN)/python -m fuzz.hostile_connections --connections $(CONNECTIONS)
+
+# Engines that come and go beside hostile peers, for hours: one table, and an error if a count differs or
+# memory rises.
+soak: HOURS ?= 2
+soak: $(STAMP)
+	$(BIN)/python -m fuzz.soak --hours $(HOURS)
 
 docs: $(STAMP)
 	$(BIN)/python tools/docs.py
@@ -115,6 +124,11 @@ deploy-test: $(STAMP)
 image-test: $(STAMP)
 	$(BIN)/pytest -m image -s --timeout 900 tests/deploy/test_image.py
 
+# Pods of the overlays as real containers, with a real Prometheus: as root with podman, runc and kubectl.
+pod-test: $(STAMP)
+	tools/setup_debian.sh podman=podman runc=runc prometheus=promtool iproute2=ip
+	$(BIN)/pytest -m pod --timeout 600 tests/deploy/test_running_pods.py
+
 # All that a release consists of, in dist/: as root on Debian, minutes. DIST="packages charts" builds parts.
 dist: $(STAMP)
 	$(BIN)/python -m tools.dist $(DIST)
@@ -130,7 +144,11 @@ tools:
 	tools/setup_later_debian.sh build/victoria-metrics forky victoria-metrics
 
 $(STAMP): pyproject.toml tools/setup_python.sh
-	PYTHON=$(PYTHON) tools/setup_python.sh $(VENV)
+	PYTHON=$(PYTHON) tools/setup_python.sh $(VENV) dev
+	touch $@
+
+$(DEMO_STAMP): pyproject.toml tools/setup_python.sh
+	PIP_NO_COMPILE=1 PYTHON=$(PYTHON) tools/setup_python.sh $(DEMO_VENV) top
 	touch $@
 
 clean:

@@ -63,7 +63,7 @@ class Core:
         pushed: Number of pushed items.
     """
 
-    def __init__(self, endpoint: str, number: int, rate: float) -> None:
+    def __init__(self, endpoint: str, number: int, rate: float, source: int = 0) -> None:
         self.engine = str(number)
         labels = {"engine": self.engine, "model_name": MODEL}
         info = EngineInfo(f"{MODEL}/{number}", "vllm", labels, features=[ENGINE_CORE])
@@ -71,8 +71,8 @@ class Core:
         self.keys: set[str] = set()
         self.expected: Counter[str] = Counter()
         self.pushed = 0
-        self._source = number + 1
-        self._random = Random(number)
+        self.random = Random(number)
+        self._source = source or number + 1
         self._open: list[tuple[int, str, int]] = []
         self._interval = 1.0 / rate
         self._stop = threading.Event()
@@ -95,17 +95,26 @@ class Core:
 
     def _run(self) -> None:
         while not self._stop.wait(self._interval):
-            self._step()
+            self.step()
 
-    def _step(self) -> None:
+    def names(self) -> tuple[str, str]:
+        """Return the tenant and the adapter of the next request."""
+        return self.random.choice(TENANTS), ""
+
+    def ended(self, request: int) -> None:
+        """Record that a request has ended."""
+        self.keys.add(f"{MODEL}/{self.engine}/{self._source:x}/{request}")
+
+    def step(self) -> None:
+        """Push one step."""
         self.pushed += 1
         number, now, wall = self.pushed, time.monotonic(), time.time()
-        tenant, prompt = self._random.choice(TENANTS), self._random.randint(1, 900)
+        (tenant, adapter), prompt = self.names(), self.random.randint(1, 900)
         identity = Identity(f"request-{number}", "", tenant)
         self._open.append((number, tenant, prompt))
         running = [request for request, _, _ in self._open]
         events: list[Event] = [
-            Queued(number, now, wall, prompt, identity=identity),
+            Queued(number, now, wall, prompt, adapter, identity=identity),
             Scheduled(number, now),
             Iteration(now, now, wall, [Output(now, running)], prompts=[Prompt(number, prompt)]),
         ]
@@ -114,10 +123,10 @@ class Core:
             self._count("generation_tokens", each, 1)
         if len(self._open) > FOLLOWS:
             request, tenant, prompt = self._open.pop(0)
-            reason = self._random.choice(ENDS)
+            reason = self.random.choice(ENDS)
             events.append(Finished(request, now, wall, reason, prompt, FOLLOWS + 1))
             self._count("requests", tenant, 1)
-            self.keys.add(f"{MODEL}/{self.engine}/{self._source:x}/{request}")
+            self.ended(request)
         self.publisher.push(RequestEvents(0, now, self._source, events))
 
     def _count(self, name: str, tenant: str, amount: int) -> None:

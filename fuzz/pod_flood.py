@@ -109,7 +109,7 @@ def flood(kind: str, door: str, seconds: float, memory: int | None = None) -> st
             siege = Siege(Path(folder), named, pod.entered())
             try:
                 address: Address = siege.path if door == "ipc" else ("127.0.0.1", siege.port)
-                _send(address, PARTS[kind], seconds)
+                send(address, PARTS[kind], seconds)
                 outcome = _outcome(siege)
                 rebinds = siege.value("sidestep_rebinds_total") if outcome != "killed" else 0
             finally:
@@ -131,7 +131,8 @@ def _outcome(siege: Siege) -> str:
     return "lives" if siege.waits_for(lambda: siege.counted() == siege.honest.pushed) else "lost"
 
 
-def _send(address: Address, parts: int, seconds: float) -> None:
+def send(address: Address, parts: int, seconds: float) -> None:
+    """Flood an address with messages of so many parts."""
     until = time.monotonic() + seconds
     threads = [
         threading.Thread(target=_send_one, args=(address, parts, until)) for _ in range(CONNECTIONS)

@@ -195,7 +195,10 @@ def test_a_busy_port_is_one_line(tmp_path: Path) -> None:
     held.close()
 
     one_line(
-        done, 2, f"port {port} is in use at 127.0.0.1: choose another with --web.listen-address"
+        done,
+        2,
+        f"port {port} is in use at 127.0.0.1: choose another with --web.listen-address"
+        " or SIDESTEP_WEB_LISTEN_ADDRESS",
     )
 
 

@@ -17,7 +17,18 @@ import pytest
 from command_line import ENVIRON, one_line, serving, sidestep, taken_port
 from exporters import Start, until
 from pages import get
-from sidestep.app.demo import RUNS, Clock, Player, Run, Window, recording, status_line
+from sidestep.app.demo import (
+    ROUND,
+    RUNS,
+    WELL,
+    Clock,
+    Player,
+    Run,
+    Window,
+    acts,
+    recording,
+    status_line,
+)
 from sidestep.app.exporter import Exporter
 from sidestep.metrics.computed_gauges import scalar
 from sidestep.tracking.health.states import EngineState
@@ -25,7 +36,8 @@ from sidestep_adapters.recording.replay import Replay
 
 FIXED = ("--web.listen-address", "127.0.0.1:0")
 ONCE = ("demo", "--once", "--speed", "max", *FIXED)
-TOTALS = "records 8855  vLLM: prompt tokens 28365  generated tokens 20917"
+ABORTS = 'engine="vllm-aborts"'
+TOTALS = "records 10839  vLLM: prompt tokens 76588  generated tokens 11518"
 
 
 def test_each_run_is_played_once() -> None:
@@ -46,7 +58,10 @@ def test_a_busy_port_is_one_line() -> None:
     held.close()
 
     one_line(
-        done, 2, f"port {port} is in use at 127.0.0.1: choose another with --web.listen-address"
+        done,
+        2,
+        f"port {port} is in use at 127.0.0.1: choose another with --web.listen-address"
+        " or SIDESTEP_WEB_LISTEN_ADDRESS",
     )
 
 
@@ -66,7 +81,8 @@ async def test_it_ends_on_ctrl_c() -> None:
     assert max(map(len, text.splitlines())) <= 80
     assert f"{url.removesuffix('/metrics')}/\n" in text
     assert "Recorded runs" in text
-    assert "hangs from 15 s to 47 s: its replay pauses" in text
+    assert "hangs from 1:45 to 3:15: its replay pauses" in text
+    assert f"   0:00  {WELL}\n" in text
 
 
 def test_the_status_fits_80_columns() -> None:
@@ -83,11 +99,30 @@ def test_the_status_fits_80_columns() -> None:
 async def test_a_status_with_many_problems_is_cut(start: Start) -> None:
     """However much there is to say, the line has 80 characters."""
     async with start() as exporter:
-        line = status_line(exporter, 10**40, 89.0)
-        short = status_line(exporter, 0, 5.4)
+        line = status_line(exporter, 10**40, 89.0, "a" * 60)
+        short = status_line(exporter, 0, 65.4, WELL)
 
     assert len(line) == 80
-    assert short == "round 1, 5 s  all well  vLLM: running 0  waiting 0  generated tokens 0"
+    assert short == "round 1, 1:05  all is well"
+
+
+def test_the_story_of_a_round() -> None:
+    """What begins has a line that fits a terminal; a third of the round is free of it."""
+    told = acts(RUNS)
+    starts = [start for start, _ in told]
+
+    assert [text.partition(" ")[0].partition(":")[0] for _, text in told] == [
+        "all",
+        "vllm-full",
+        "vllm-hangs",
+        "vllm-aborts",
+        "vllm-lora",
+        "vllm-cache",
+        "all",
+    ]
+    assert starts == sorted(set(starts))
+    assert max(len(text) for _, text in told) <= 62
+    assert starts[1] + ROUND - starts[-1] >= 0.3 * ROUND
 
 
 async def test_all_dialects_and_features_are_there(start: Start) -> None:
@@ -98,15 +133,20 @@ async def test_all_dialects_and_features_are_there(start: Start) -> None:
         dialects = {engine.layout.dialect for engine in exporter.registry.engines.values()}
 
     assert dialects == {"vllm", "sglang", "triton"}
-    for run in ("vllm-full", "vllm-hangs", "vllm-aborts", "vllm-lora"):
-        assert value(page, "vllm:generation_tokens_total", f'engine="{run}"') > 0
+    for run in RUNS:
+        if run.labels:
+            labels = (f'engine="{run.name}"', f'model_name="{run.name}"')
+            assert value(page, "vllm:generation_tokens_total", *labels) > 0
+            assert value(page, "sidestep_step_limit_seconds_total", *labels) > 0
+            assert value(page, "sidestep_request_part_seconds_total", *labels) > 0
     assert re.search(r'^vllm:lora_requests_info\{.*max_lora="1"', page, re.MULTILINE)
     assert re.search(r"^vllm:cache_config_info\{", page, re.MULTILINE)
-    assert value(page, "vllm:spec_decode_num_drafts_total", 'engine="vllm-hangs"') > 0
-    assert value(page, "vllm:kv_block_lifetime_seconds_count", 'engine="vllm-full"') > 0
-    aborted = 'finished_reason="abort"'
-    assert value(page, "vllm:request_success_total", 'engine="vllm-aborts"', aborted) == 5
+    assert value(page, "vllm:kv_block_lifetime_seconds_count", 'engine="vllm-cache"') > 0
+    assert value(page, "vllm:num_preemptions_total", 'engine="vllm-cache"') > 0
+    aborted = value(page, "vllm:request_success_total", 'finished_reason="abort"', ABORTS)
+    assert (aborted, value(page, "vllm:request_success_total", ABORTS)) == (15, 31)
     assert value(page, "sglang:num_requests_total") > 0
+    assert value(page, "sidestep_step_limit_seconds_total", 'engine_type="unified"') > 0
     assert value(page, "nv_inference_request_success", 'model="dynbatch"') > 0
 
 
@@ -117,7 +157,7 @@ async def test_totals_are_those_of_a_plain_replay(run: Run, start: Start) -> Non
         await play(exporter, run)
         ours = counts(await get(exporter.url))
     async with start() as exporter:
-        path = recording(run.file)
+        path = recording(f"{run.name}.rec.gz")
         player = Replay(path, exporter.endpoints[0], realtime=False, namespace=run.name)
         await asyncio.to_thread(player.run)
         plain = counts(await get(exporter.url))
@@ -135,7 +175,7 @@ async def test_an_engine_hangs_and_recovers(start: Start) -> None:
     ):
         await until(lambda: state(exporter) is EngineState.STALLED, 30)
         health = next(health for _, health in exporter.intake.health)
-        assert "vllm-hangs stalled" in status_line(exporter, 0, 10.0)
+        assert "vllm-hangs stalled" in status_line(exporter, 0, 10.0, "")
         await until(lambda: state(exporter) is EngineState.OK, 30)
         tokens = generated(exporter)
         await until(lambda: generated(exporter) > tokens, 30)
@@ -163,7 +203,7 @@ def counts(page: str) -> list[str]:
     lines = re.findall(
         r"^(?:vllm:|sglang:|nv_)\w+(?:_total|_count|_success)\{.*", page, re.MULTILINE
     )
-    return sorted(re.sub(r'engine="[^"]*",', "", line) for line in lines)
+    return sorted(re.sub(r'(engine|model_name)="[^"]*",?', "", line) for line in lines)
 
 
 def value(page: str, name: str, *labels: str) -> float:

@@ -14,7 +14,7 @@ rootfs=$storage/base.tar
 if [ ! -e "$rootfs" ]; then
     # Compiled modules hold their source's time, which layers change; a changed time would have them compiled at each start.
     # shellcheck disable=SC2016 # mmdebstrap's own $1
-    mmdebstrap --quiet --variant=essential --include=python3,python3-venv,ca-certificates \
+    mmdebstrap --quiet --variant=essential --include=python3,python3-venv,ca-certificates,libstdc++6 \
         --customize-hook='chroot "$1" python3 -m compileall -q -f --invalidation-mode unchecked-hash /usr/lib/python3 /usr/lib/python3.*' \
         bookworm "$rootfs.new.tar" >"$storage/mmdebstrap.log" 2>&1
     mv "$rootfs.new.tar" "$rootfs"

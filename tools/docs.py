@@ -47,8 +47,6 @@ TEXTS = [
     ROOT / "benchmarks" / "README.md",
     *sorted(DOCS.glob("**/*.md")),
 ]
-TESTED = {"vllm": "0.32", "sglang": "0.5.23"}
-"""Releases that tools/setup_vllm.sh and tools/setup_sglang.sh install for the tests of real engines."""
 PERFORMANCE = "docs/performance.md"
 END = "<!-- until here. -->\n"
 LOOP = "The loop of vLLM's API server: what statistics cost it"
@@ -494,12 +492,14 @@ def compatibility() -> str:
     text = "| Engine | From | Up to | Tested with each change |\n|---|---|---|---|\n"
     for engine in ENGINES:
         first, last = (".".join(map(str, each)) for each in (engine.first, engine.last))
-        text += f"| {engine.title} | {first} | {last} | {TESTED[engine.package]} |\n"
+        setup = (ROOT / "tools" / f"setup_{engine.package}.sh").read_text(encoding="utf-8")
+        (tested,) = re.findall(rf"^{engine.package.upper()}=(\S+)", setup, re.MULTILINE)
+        text += f"| {engine.title} | {first} | {last} | {tested} |\n"
     text += "\n| From vLLM | There is |\n|---|---|\n"
     found: dict[tuple[int, ...], str] = {
-        SHUTDOWN_TIMEOUT_SINCE: "`--shutdown-timeout`, without which the tap and several API servers lose their last items"
+        SHUTDOWN_TIMEOUT_SINCE: "`--shutdown-timeout`: before, the tap and several API servers lose their last items",
+        STATISTICS_SINCE: "mode `instead` without any statistics on vLLM's loop",
     }
-    found[STATISTICS_SINCE] = "mode `instead` without any statistics on vLLM's loop"
     for row in DIALECTS["vllm"].rows:
         if row.since:
             release = tuple(map(int, row.since.split(".")))

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Make the virtual environment: setup_python.sh DIRECTORY. Installs Debian's venv module if root.
+# Make a virtual environment: setup_python.sh DIRECTORY EXTRA, an extra of pyproject.toml. Installs Debian's venv module if root.
 set -eu
 python=${PYTHON:-python3}
 if ! command -v "$python" >/dev/null 2>&1 || ! "$python" -c 'import ensurepip' 2>/dev/null; then
@@ -16,4 +16,4 @@ if ! "$python" -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 10))' 
 fi
 "$python" -m venv "$1"
 "$1/bin/pip" install -q --upgrade pip
-"$1/bin/pip" install -q -e '.[dev]'
+"$1/bin/pip" install -q -e ".[$2]"

@@ -63,7 +63,7 @@ def scrape(url: str, accepted: str) -> bytes:
 
 def exercise(url: str, ingest: str, folder: Path) -> None:
     """Replay an engine to the exporter, and look at it in every way."""
-    run("replay", recording("vllm-0.32.rec.gz"), "--connect", ingest, "--speed", "max")
+    run("replay", recording("vllm-full.rec.gz"), "--connect", ingest, "--speed", "max")
     pages = [scrape(url, accepted) for accepted in FORMATS]
     assert all(pages), [*map(len, pages)]
     root = url.removesuffix("/metrics")
@@ -74,7 +74,7 @@ def exercise(url: str, ingest: str, folder: Path) -> None:
     trace = folder / "trace.jsonl"
     trace.write_text('{"hash_ids": [1, 2, 3]}\n{"hash_ids": [1, 2, 4]}\n')
     run("whatif", trace, "--sample-rate", "1", "--capacity", "1,2", "--plot", folder / "curve.svg")
-    run_of_core = recording("core_aborts.rec.gz")
+    run_of_core = recording("vllm-aborts.rec.gz")
     assert "no difference seen" in run("compare", run_of_core, run_of_core)
     run("keygen", "key", "--out", folder)
 

@@ -156,7 +156,7 @@ async def walks(profile: Profile, folder: Path) -> None:
                 await page()
 
         def replay(namespace: str) -> None:
-            recorded = recording("core_aborts.rec.gz")
+            recorded = recording("vllm-aborts.rec.gz")
             Replay(
                 recorded, endpoint, realtime=False, namespace=namespace, connect_timeout=PATIENCE
             ).run()

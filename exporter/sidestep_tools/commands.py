@@ -9,7 +9,6 @@ from typing import Any, BinaryIO, TypeVar
 
 import click
 
-from sidestep import __version__
 from sidestep.diagnosis.finding import SEVERITIES, Severity
 from sidestep.protocol.limits import COUNT_LIMIT
 
@@ -151,9 +150,7 @@ def run(*, tap: bool, command: tuple[str, ...]) -> None:
     type=click.File("rb"),
     help="Manifests; standard input by default.",
 )
-@click.option(
-    "--image", default=f"sidestep:{__version__}", show_default=True, help="Image of the exporter."
-)
+@click.option("--image", default="sidestep:dev", show_default=True, help="Image of the exporter.")
 @click.option(
     "--mode",
     default="beside",

@@ -34,6 +34,7 @@ from socket_peers import connect
         ("web.telemetry-path", "/", "must be a path of its own"),
         ("web.telemetry-path", "/-/healthy", "must be a path of its own"),
         ("web.telemetry-path", "/{", "must be a path of its own"),
+        ("web.dashboard-url", "javascript:alert(1)", "must be an http or https address"),
         ("log.level", "loud", "must be one of debug, info, warning, error"),
         ("log.stats-interval", "-1", "must be a number of seconds"),
         ("kv.sample-rate", "1.5", "must be a number, 0 to 1"),

@@ -35,11 +35,11 @@ spec:
 
 
 def output(text: str, *flags: str) -> str:
-    """Return what the command prints for the manifests in ``text``."""
+    """Return what the command prints for the manifests in ``text``, with the image of a checkout."""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(text)
         file.flush()
-        done = sidestep("inject", "-f", file.name, *flags)
+        done = sidestep("inject", "-f", file.name, "--image=sidestep:dev", *flags)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -101,7 +101,7 @@ def test_the_readmes_exporter_has_its_directories(reader: Machine) -> None:
     (serve,) = [b for b in blocks(README) if b.language == "sh" and "sidestep serve" in b.text]
     reader.run(serve.text.partition("\n")[0])
     reader.wait_for(f"engines connect to ipc://{reader.home}/user/sidestep/ingest.ipc")
-    reader.run("sidestep replay exporter/sidestep/data/core_aborts.rec.gz --speed max")
+    reader.run("sidestep replay exporter/sidestep/data/vllm-aborts.rec.gz --speed max")
     assert (reader.home / ".local/state/sidestep/snapshot").is_file()
 
 

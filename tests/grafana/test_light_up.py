@@ -44,7 +44,6 @@ NO_CONNECTOR = "no recorded vLLM had a KV connector"
 NO_HICACHE = "no recorded SGLang had a cache in host memory"
 NO_SPECULATION = "the recorded SGLang did not speculate"
 NO_ADAPTERS = "the recorded SGLang had no adapters"
-NO_LIMITS = "the recorded engines did not send limits"
 LESS_THAN_A_MINUTE = "a recording is played in less than a minute"
 NOT_SEPARATE = "the recorded SGLang did prefill and decode in one server"
 EMPTY = {
@@ -71,9 +70,6 @@ EMPTY = {
     ("Saturation of schedulers", "sidestep_saturation_ratio"): LESS_THAN_A_MINUTE,
     ("Adapter slots", "sglang:lora_pool_slots_used"): NO_ADAPTERS,
     ("Adapter slots", "sglang:lora_pool_slots_total"): NO_ADAPTERS,
-    ("Time by limit", "sidestep_step_limit_seconds_total"): NO_LIMITS,
-    ("Time by limit, now", "sidestep_step_limit_seconds_total"): NO_LIMITS,
-    ("Limit that binds most, by engine", "sidestep_step_limit_seconds_total"): NO_LIMITS,
     ("Waiting tokens that no cache has", "sidestep_waiting_uncached_tokens"): (
         "the recorded SGLang did not send its backlog"
     ),
@@ -85,7 +81,6 @@ SILENT = {
     "sidestep_recovered_total": "no snapshot is damaged",
     "sidestep_zap_up": "no keys are needed",
     "sidestep_web_config_current": "there is no web configuration",
-    "model:step_limit:ratio_rate5m": "the recorded engines did not send limits",
 }
 """Reasons why families in alerts, or recording rules, have no series here."""
 

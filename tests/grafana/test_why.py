@@ -10,7 +10,7 @@ import pytest
 from tools.boards import colors
 from tools.boards.__main__ import GRAFANA
 
-from boards import DASHBOARDS, dashboard, everything, families, filled, panels, queries
+from boards import DASHBOARDS, ROOT, dashboard, everything, families, filled, panels, queries
 from promtool import assert_query, needs_promtool
 from sidestep.catalog.tuning import CAUSES
 from sidestep.protocol.request_events import LIMITS
@@ -19,7 +19,7 @@ from sidestep.tracking.requests.parts import KEYS
 from sidestep_adapters.polling.state import STATES
 
 PATH = GRAFANA / "why.json"
-TUNING = (Path(__file__).parents[2] / "docs" / "tuning.md").read_text()
+TUNING = (ROOT / "docs" / "tuning.md").read_text()
 PLACE = 'job="j",instance="i:9857",model_name="m"'
 TWO_RANKS = 'engine_type="unified",pp_rank="0",moe_ep_rank="0"'
 LIMIT = "sidestep_step_limit_seconds_total"
@@ -103,6 +103,16 @@ def test_states_limits_and_parts_have_colors() -> None:
     assert colors.PARTS.keys() == {*KEYS, "queue"}
     for found in (colors.STATES, colors.SERVERS, colors.LIMITS, colors.PARTS):
         assert len(set(found.values())) == len(found)
+
+
+def test_colors_are_those_of_the_live_page() -> None:
+    """Limits, and parts that the live page shows, have its colors on light ground."""
+    style = (ROOT / "exporter/sidestep/http/live_page/style.css").read_text()
+    page = dict(re.findall(r"--(\w+): light-dark\((#\w+),", style))
+    same = ("prefill", "decode", "interference", "preempted")
+
+    assert {limit: page[limit] for limit in LIMITS} == colors.LIMITS
+    assert {part: page[part] for part in same} == {part: colors.PARTS[part] for part in same}
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)

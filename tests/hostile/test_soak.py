@@ -1,15 +1,20 @@
-"""A short form of ``python -m fuzz.soak``."""
+"""A short form of ``make soak``."""
 
 from __future__ import annotations
 
 import pytest
-from fuzz.soak import soak
+from fuzz.soak import slope, soak
 
 
-@pytest.mark.timeout(300)
-def test_hostile_peers_of_all_kinds_change_no_count_and_fill_no_log() -> None:
-    """All at once, beside an honest engine."""
-    report = soak(minutes=0.1)
+@pytest.mark.timeout(600)
+def test_engines_come_and_go_beside_hostile_peers_and_all_counts_are_exact() -> None:
+    """Replaced engines, restarts, reloads and attacks at once change no count and fill no log."""
+    report = soak(seconds=16.0, engines=6, minute=4.0)
 
     assert report.faults == []
     assert report.lines
+
+
+def test_a_slope_ignores_outliers() -> None:
+    """The slope is that of most points."""
+    assert slope([(0, 10), (1, 11), (2, 99), (3, 13), (4, 14)]) == 1.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import itertools
 import json
 import re
 import shutil
@@ -465,7 +464,7 @@ async def test_everyone_can_use_it(start: Start, browser: Browser) -> None:
         async with opened(browser, base(exporter)) as page:
             await fill_heat_maps(exporter, page)
         stuck.progress = [STUCK]
-        for scheme, width in itertools.product(("light", "dark"), (390, 768, 1280)):
+        for scheme, width in (("light", 390), ("dark", 768), ("light", 1280), ("dark", 1280)):
             settings = {"color_scheme": scheme, "viewport": {"width": width, "height": 900}}
             async with opened(browser, base(exporter), **settings) as page:
                 await expect(heat_map_sums(page)).to_be_visible()

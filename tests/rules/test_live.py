@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dcgm import dcgm_exporter
-from exporters import DATA, MAIN_RUN, Start, page_of_engine
+from exporters import MAIN_RUN, Start, page_of_engine, recorded_run
 from fleet import OBJECTIVES
 from polled import page, polled
 from prometheus_server import BINARIES, Prometheus, prometheus
@@ -17,11 +17,10 @@ from rulefiles import RULE_FILES, recordings
 from sidestep.app.exporter import Exporter
 from sidestep_adapters.recording.replay import Replay
 
-RUNS = [MAIN_RUN, *(DATA / f"{name}.rec.gz" for name in ("core_dp", "sglang_dp", "sglang_labels"))]
-
-
-UNSENT = "model:step_limit:ratio_rate5m"
-"""A record of limits, which the recorded engines did not send."""
+RUNS = [
+    MAIN_RUN,
+    *map(recorded_run, ("core_dp", "sglang_dp", "sglang_labels", "vllm-lora")),
+]
 
 
 async def play(exporter: Exporter) -> None:
@@ -36,7 +35,7 @@ async def evaluated(
     server: Prometheus, exporter: Exporter
 ) -> tuple[list[dict[str, Any]], set[str]]:
     """Play runs until all is recorded; return Prometheus' view of the rules, and missing records."""
-    missing = {rule["record"] for rule in recordings()} - {UNSENT}
+    missing = {rule["record"] for rule in recordings()}
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(60):
             while missing:

@@ -15,15 +15,15 @@ from sidestep.app.run import running
 from sidestep.config.settings import read
 
 DATA = Path(__file__).parents[1] / "data"
-MAIN_RUN = recording("vllm-0.32.rec.gz")
-SPEC_RUN = recording("spec.rec.gz")
+MAIN_RUN = DATA / "vllm-0.32.rec.gz"
+SPEC_RUN = DATA / "spec.rec.gz"
 Start = Callable[..., AbstractAsyncContextManager[Exporter]]
 
 
 def recorded_run(name: str) -> Path:
-    """Return the recording of ``name``; some ship with the package."""
-    shipped = recording(f"{name}.rec.gz")
-    return shipped if shipped.exists() else DATA / f"{name}.rec.gz"
+    """Return the recording of ``name``, in the tests' data or the package's."""
+    path = DATA / f"{name}.rec.gz"
+    return path if path.exists() else recording(path.name)
 
 
 def page_of_engine(name: str) -> str:

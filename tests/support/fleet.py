@@ -42,7 +42,7 @@ RUNS = {
     "vllm-1": SPEC_RUN,
     "vllm-2": recorded_run("lora"),
     "vllm-3": recorded_run("core_aborts"),
-    "vllm-4": recorded_run("core_lora"),
+    "vllm-4": recorded_run("vllm-lora"),
     "sglang-0": recorded_run("sglang"),
     "sglang-1": recorded_run("sglang_dp"),
 }

@@ -25,7 +25,7 @@ from ports import free_port
 ROOT = Path(__file__).parents[2]
 CLONED = (
     "LICENSE", "Makefile", "README.md", "adapters", "deploy", "docs", "exporter", "grafana", "pyproject.toml",
-    "tests/data/vllm_kv_events.jsonl.gz", "tools",
+    "tests/data/core_lora.rec.gz", "tests/data/vllm_kv_events.jsonl.gz", "tools",
 )  # fmt: skip
 PROGRAMS = {
     "vllm": """
@@ -217,6 +217,9 @@ def _install(home: Path) -> dict[str, str]:
         env=environ,
     )
     (clone / ".venv" / ".installed").touch()
+    # That of `make demo`.
+    (clone / "build").mkdir()
+    (clone / "build" / "demo-venv").symlink_to(clone / ".venv")
     return environ
 
 

@@ -24,6 +24,7 @@ from exporters import Start, recorded_run, until
 from lookup_senders import serve
 from pages import get
 from ports import free_port
+from sidestep.app.demo import recording
 from sidestep.engines.sglang.wire import SglangRequest, SglangRequests
 from sidestep.engines.vllm.wire import SchedulerStats, VllmStep
 from sidestep.errors import ConfigError
@@ -428,3 +429,27 @@ def test_damage_is_one_line_or_an_answer(changes: list[dict[str, Any]]) -> None:
 def test_a_wrong_argument_is_one_line(arguments: list[str], code: int, message: str) -> None:
     """It says what is expected."""
     one_line(sidestep("why", *arguments), code, message)
+
+
+MADE_WRONG = {
+    "vllm-full": ["slots"],
+    "vllm-hangs": ["front_end_in"],
+    "vllm-aborts": ["front_end_in"],
+    "vllm-lora": ["lora"],
+    "vllm-cache": ["kv_blocks"],
+    "sglang": ["front_end_in"],
+}
+"""Causes by run of the demo. Those with a light load were recorded on a busy machine."""
+
+
+@pytest.mark.parametrize("run", MADE_WRONG)
+async def test_it_names_what_was_made_wrong_in_the_demos_runs(run: str) -> None:
+    """And nothing else; each has enough requests to name a cause, and limits."""
+    file = recording(f"{run}.rec.gz")
+    (engine, *_) = json.loads(await why("--from", file, "--json"))["engines"]
+    text = await why("--from", file)
+
+    assert [each["cause"] for each in engine["causes"]] == MADE_WRONG[run]
+    assert engine["requests"] >= 20
+    assert ("\naborts: " in text) == (run == "vllm-aborts")
+    assert ("nothing binds" in text) == (not MADE_WRONG[run])

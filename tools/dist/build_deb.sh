@@ -34,7 +34,7 @@ Version: $version
 Architecture: $architecture
 Maintainer: The authors of sidestep <sidestep@localhost>
 Installed-Size: $(du -sk --exclude DEBIAN "$tree" | cut -f1)
-Depends: python3 (>= 3.$minor), python3 (<< 3.$((minor + 1))), systemd | systemd-sysusers
+Depends: libstdc++6, procps, python3 (>= 3.$minor), python3 (<< 3.$((minor + 1))), systemd | systemd-sysusers
 Section: net
 Priority: optional
 Description: Prometheus metrics of LLM inference engines

@@ -179,7 +179,7 @@ class Replay:
         streams = {name: self._publisher(name, infos) for name, infos in self._engines.items()}
         publishers = [*streams.values()]
         try:
-            self._wait(lambda: all(p.connected for p in publishers))
+            self._wait(lambda: self._stop.is_set() or all(p.connected for p in publishers))
             while not self._stop.is_set():
                 self.wait_for_round()
                 self._round(streams)
@@ -194,6 +194,11 @@ class Replay:
         errors = sum(publisher.errors for publisher in publishers)
         if dropped or errors:
             raise RunError(f"replay lost {dropped} items; {errors} records could not be read")
+
+    @property
+    def seconds(self) -> float:
+        """Recorded time from the first item to the last."""
+        return self._records[-1].at - self._records[0].at
 
     def wait_for_round(self) -> None:
         """Wait until the next round may begin; for subclasses."""

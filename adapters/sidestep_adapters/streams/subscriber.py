@@ -195,9 +195,9 @@ class Subscriber:
         for step in steps:
             position = self._sequencer.position
             if isinstance(step, Accepted) and position is not None:
-                self._feed.intake.enqueue(partial(self._deliver, step, position, now))
+                self._feed.enqueue(partial(self._deliver, step, position, now))
             elif isinstance(step, Discontinuity):
-                self._feed.intake.enqueue(partial(self._handle_discontinuity, step))
+                self._feed.enqueue(partial(self._handle_discontinuity, step))
         self._update_counters()
         self._send_replay_request()
 

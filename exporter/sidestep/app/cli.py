@@ -151,10 +151,9 @@ def serve(*, check: bool, **flags: Any) -> None:
 def demo(*, once: bool, browse: bool, speed: str, **flags: Any) -> None:
     """Start an exporter and play recorded runs of real vLLM, SGLang and Triton servers to it.
 
-    They are played side by side, over and over. Two things are staged: one engine hangs for half a
-    minute of each round, as its replay pauses, and one is overloaded, as three seconds of a
-    full engine are played at a tenth of their speed. Long pauses are shortened. Nothing is
-    staged with --once or --speed max.
+    A round of half an hour is staged, over and over: all is well, then one replica is full, one hangs
+    (its replay pauses), clients leave, LoRA adapters wait, a cache is too small, and all is well
+    again. What begins is printed, with where to look. Nothing is staged with --once or --speed max.
     """
     from sidestep.app.demo import run_demo
 

@@ -12,7 +12,6 @@ import threading
 import time
 import webbrowser
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,17 +26,17 @@ from sidestep_adapters.recording.replay import Replay, ReplayedSteps
 
 REFRESH = 0.5
 COLUMNS = 80
-ROUND = 90.0
+ROUND = 1800.0
 """Seconds after which the schedule of the runs begins again."""
-LONGEST_PAUSE = 0.2
-"""Seconds to which the recordings' pauses are shortened: engines that wait for a load show little."""
+LONGEST_PAUSE = 2.0
+"""Seconds to which pauses are shortened: one of a second, slowed down, would look like a stall."""
+CONNECT_TIMEOUT = 60.0
+"""Seconds to wait for the exporter, whose process also replays: a busy machine is slow."""
 FAMILIES: Mapping[str, str] = {
-    "running": "vllm:num_requests_running",
-    "waiting": "vllm:num_requests_waiting",
     "prompt": "vllm:prompt_tokens_total",
     "generated": "vllm:generation_tokens_total",
 }
-"""Families that the status line sums."""
+"""Families of the totals."""
 
 
 class Window(NamedTuple):
@@ -47,53 +46,92 @@ class Window(NamedTuple):
     end: float
 
     def __str__(self) -> str:
-        return f"{self.start:.0f} s to {self.end:.0f} s"
+        return f"{minutes(self.start)} to {minutes(self.end)}"
 
 
 class Run(NamedTuple):
     """A recorded run.
 
     Attributes:
-        name: Prefix of its engines' identities; of vLLM also the label ``engine``.
-        file: The recording, of the package's data.
+        name: Name of its recording, and prefix of its engines' identities; of vLLM also the label ``engine``.
         text: Description for people.
-        window: When its replay may begin; None: at any time.
-        pace: Multiple of the recorded speed.
+        window: When it is played; None: always.
+        fills: Whether it is played once in the window, at the speed that fills it; otherwise it is
+            played at the recorded speed, over and over.
         hang: When its replay pauses with unfinished requests, like an engine that hangs.
+        look: Where to look once its window, or its hang, has begun.
     """
 
     name: str
-    file: str
     text: str
     window: Window | None = None
-    pace: float = 1.0
+    fills: bool = False
     hang: Window | None = None
+    look: str = ""
 
     @property
     def labels(self) -> dict[str, str]:
-        """Labels that distinguish the run's engines from other runs'."""
-        return {"engine": self.name} if self.name.startswith("vllm") else {}
+        """Labels that distinguish the run's engines from other runs': each run is a model of its own."""
+        if not self.name.startswith("vllm"):
+            return {}
+        return {"engine": self.name, "model_name": self.name}
+
+    @property
+    def act(self) -> Window | None:
+        """When it needs attention; None: never."""
+        return self.hang or self.window
 
 
 RUNS = (
-    Run("vllm-hangs", "spec.rec.gz", "speculative decoding", hang=Window(15.0, 47.0)),
     Run(
         "vllm-full",
-        "vllm-0.32.rec.gz",
-        "KV cache full, requests wait and are preempted",
-        window=Window(50.0, 75.0),
-        pace=0.1,
+        "three times the requests that its 4 slots take",
+        window=Window(60.0, 780.0),
+        fills=True,
+        look="vllm-full is full: its row on the page, sidestep why",
+    ),
+    Run(
+        "vllm-hangs",
+        "a light load; then a step that does not end",
+        hang=Window(105.0, 195.0),
+        look="vllm-hangs hangs: its stack is on the page",
     ),
     Run(
         "vllm-aborts",
-        "core_aborts.rec.gz",
-        "clients leave; every KV block is followed",
-        window=Window(0.0, 5.0),
+        "every second client leaves",
+        window=Window(210.0, 250.0),
+        look="vllm-aborts: clients leave: finished requests in its details",
     ),
-    Run("vllm-lora", "core_lora.rec.gz", "two LoRA adapters, room for one"),
-    Run("sglang", "sglang.rec.gz", "retractions, aborts, a refused request"),
-    Run("triton", "triton.rec.gz", "seven models of one server"),
+    Run(
+        "vllm-lora",
+        "three LoRA adapters, room for one",
+        window=Window(255.0, 295.0),
+        look="vllm-lora waits for adapters: sidestep why --engine vllm-lora",
+    ),
+    Run(
+        "vllm-cache",
+        "conversations in a KV cache that is too small",
+        window=Window(300.0, 1260.0),
+        fills=True,
+        look="vllm-cache is too small: the curve in its details on the page",
+    ),
+    Run("sglang", "a light load"),
+    Run("triton", "seven models of one server"),
 )
+WELL = "all is well"
+
+
+def minutes(seconds: float) -> str:
+    """Return a time of a round as minutes and seconds."""
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def acts(runs: Sequence[Run]) -> list[tuple[float, str]]:
+    """Return what happens in a round, and where to look, by the second at which it begins."""
+    staged = [(run.act, run.look) for run in runs if run.act is not None]
+    end = max((window.end for window, _ in staged), default=0.0)
+    found = [(0.0, WELL), *((window.start, look) for window, look in staged)]
+    return sorted([*found, *([(end, f"{WELL} until the next round")] if end else [])])
 
 
 def recording(name: str) -> Path:
@@ -134,12 +172,12 @@ async def run_demo(
             Player(run, exporter.endpoints[0], clock if staged else None, realtime=realtime)
             for run in runs
         ]
+        story = Story(exporter, acts(runs) if staged else [], clock)
         _introduce(exporter, runs if staged else (), clock)
         if browse and exporter.addresses:
             await asyncio.to_thread(webbrowser.open, _root(exporter))
-        show = partial(_show_status, exporter, clock)
         try:
-            await _play(players, stop, show, once=once)
+            await _play(players, stop, story.show, once=once)
         finally:
             _show_totals(exporter, players)
 
@@ -206,28 +244,33 @@ class Player(Replay):
     def __init__(self, run: Run, endpoint: str, clock: Clock | None, *, realtime: bool) -> None:
         steps = ReplayedSteps()
         super().__init__(
-            recording(run.file),
+            recording(f"{run.name}.rec.gz"),
             endpoint,
             realtime=realtime,
             namespace=run.name,
+            connect_timeout=CONNECT_TIMEOUT,
             labels=run.labels,
-            pace=1.0 if clock is None else run.pace,
             longest_pause=LONGEST_PAUSE,
             steps=steps,
         )
+        if clock is not None and run.window is not None and run.fills:
+            self.pace = self.seconds / (run.window.end - run.window.start)
         self.name = run.name
         self._run = run
         self._clock = clock
         self._steps_played = steps
-        self._hung_in = -1
+        self._hung_in = self._filled = -1
+        """Rounds in which it has hung, and has filled its window."""
 
     def wait_for_round(self) -> None:
         """Wait for the run's window."""
         if self._clock is None or self._run.window is None:
             return
         start, end = self._run.window
-        while not start <= self._clock.read()[1] < end:
-            if self._stop.wait(0.1):
+        while not self._stop.wait(0.1):
+            number, seconds = self._clock.read()
+            if start <= seconds < end and not (self._run.fills and number == self._filled):
+                self._filled = number
                 return
 
     def wait_for_record(self) -> float:
@@ -265,19 +308,20 @@ def _introduce(exporter: Exporter, runs: Sequence[Run], clock: Clock) -> None:
         lines += [
             f"  page for people   {root}/",
             f"  at the terminal   sidestep top {root}",
+            f"  what is slow      sidestep why {root}",
             f"  states            {root}/-/engines",
         ]
     lines += [
         "Recorded runs of real vLLM, SGLang and Triton servers, replayed over and over;",
-        f"the times below are of each round of {clock.length:.0f} s, and staged:",
+        f"the times below are of each round of {minutes(clock.length)}, and staged:",
     ]
     for run in runs:
         lines.append(f"  {run.name:<12} {run.text}".rstrip())
         if run.hang is not None:
             lines.append(f"{'':15}hangs from {run.hang}: its replay pauses, with its own stack")
         if run.window is not None:
-            pace = "" if run.pace == 1 else f", at {run.pace:g} of the recorded speed"
-            lines.append(f"{'':15}once a round, from {run.window.start:.0f} s on{pace}")
+            speed = ", slowed down" if run.fills else ""
+            lines.append(f"{'':15}from {run.window}{speed}")
     print("\n".join(lines), flush=True)  # noqa: T201
 
 
@@ -288,28 +332,39 @@ def _sum(exporter: Exporter, what: str) -> int:
     return int(sum(scalar(engine, FAMILIES[what]) for engine in found))
 
 
-def status_line(exporter: Exporter, number: int, seconds: float) -> str:
-    """Return the state of all engines in at most ``COLUMNS`` characters."""
+def status_line(exporter: Exporter, number: int, seconds: float, act: str) -> str:
+    """Return what happens, and the state of all engines, in at most ``COLUMNS`` characters."""
     ill = [
         f"{engine.labels.get('engine', engine.id)} {health.state.value}"
         for engine, health in exporter.intake.health
         if LEVELS[health.state] != "ok" and health.state is not EngineState.STARTING
     ]
-    line = (
-        f"round {number + 1}, {seconds:.0f} s  {', '.join(ill) or 'all well'}"
-        f"  vLLM: running {_sum(exporter, 'running')}"
-        f"  waiting {_sum(exporter, 'waiting')}"
-        f"  generated tokens {_sum(exporter, 'generated')}"
-    )
+    line = f"round {number + 1}, {minutes(seconds)}  {'  '.join([act, *ill])}"
     return line[:COLUMNS]
 
 
-def _show_status(exporter: Exporter, clock: Clock) -> None:
-    """Update the status line, on a terminal."""
-    if sys.stdout.isatty():
-        width = shutil.get_terminal_size().columns - 1
-        # A line of the log overwrites the status, from its first column on.
-        sys.stdout.write(f"\x1b[K{escape(status_line(exporter, *clock.read()))[:width]}\r")
+class Story:
+    """Shows what happens in a round, and where to look."""
+
+    def __init__(self, exporter: Exporter, acts: Sequence[tuple[float, str]], clock: Clock) -> None:
+        self._exporter = exporter
+        self._acts = acts
+        self._clock = clock
+        self._shown: tuple[int, str] | None = None
+
+    def show(self) -> None:
+        """Print what has just begun as a line of its own, and update the status line of a terminal."""
+        number, seconds = self._clock.read()
+        act = next((text for start, text in reversed(self._acts) if start <= seconds), "")
+        clear = "\x1b[K" if sys.stdout.isatty() else ""
+        if self._acts and self._shown != (number, act):
+            self._shown = number, act
+            sys.stdout.write(f"{clear}{minutes(seconds):>7}  {act}\n")
+        if clear:
+            width = shutil.get_terminal_size().columns - 1
+            # A line of the log overwrites the status, from its first column on.
+            line = status_line(self._exporter, number, seconds, act)
+            sys.stdout.write(f"{clear}{escape(line)[:width]}\r")
         sys.stdout.flush()
 
 

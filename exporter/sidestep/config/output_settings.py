@@ -12,7 +12,6 @@ from sidestep.catalog.slo import Objective
 from sidestep.config import objectives, parsing, prices
 from sidestep.config.scrape_targets import Form, address, without_secrets
 from sidestep.config.setting import option
-from sidestep.errors import ConfigError
 
 MIN_INTERVAL = 1.0
 """Least seconds between two pushes of metrics."""
@@ -33,11 +32,11 @@ def _web_page(value: object) -> str:
     """Return the address of a web page; empty: none.
 
     Raises:
-        ConfigError: It is neither http nor https, such as a script.
+        ValueError: It is neither http nor https, such as a script.
     """
     given = parsing.text(value).strip()
     if given and urlsplit(given).scheme not in ("http", "https"):
-        raise ConfigError(f"{given!r} is no http or https address")
+        raise ValueError("must be an http or https address")
     return given
 
 

@@ -41,7 +41,7 @@ def listen(host: str, port: int) -> socket.socket:
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             raise ConfigError(
                 f"port {port} is in use at {host or 'all addresses'}: choose another with"
-                " --web.listen-address"
+                " --web.listen-address or SIDESTEP_WEB_LISTEN_ADDRESS"
             ) from None
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"cannot listen on {shown}: {reason}") from None

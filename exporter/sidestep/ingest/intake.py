@@ -88,9 +88,9 @@ class Intake:
         self.curves = HitRatioCurves(registry)
         self._clock, self._wall = clock, wall
         self.bindings = EngineBindings(registry, receiver)
-        self._work: deque[Work] = deque()
+        self._work: deque[tuple[str, Work]] = deque()
         self._sender = ""
-        """The stream whose items are being applied, for the log."""
+        """Origin of the work in progress, for the log."""
         self._arrived = 0.0
         """Unix time of the frame whose items are being applied."""
         self._lines = RateLimitedLog(log, clock=clock)
@@ -168,29 +168,29 @@ class Intake:
             self._log_refusals(message, received.replies)
             return received.replies
         self.accepted += 1
+        sender = f"stream {stream.id}"
         if received.opened:
             if placed is not None and placed.rival is not None:
                 self.metrics.add("sidestep_identity_conflicts_total", 1)
                 self._connections.conflict(stream, placed.rival)
-            self._work.extend(self.bindings.attach(stream, received.retired, now))
+            works = self.bindings.attach(stream, received.retired, now)
+            self._work.extend((sender, work) for work in works)
         elif stream.silent:
             self.bindings.resume(stream)
-        self._sender = f"stream {stream.id}"
         self._arrived = self._wall()
         engines = self.bindings.engines[stream.incarnation]
         if isinstance(message, Heartbeat):
             self._report(stream, message, engines, now)
         is_large = len(frame) > MAX_ITEM_BYTES
-        items = self._without_oversized(received.items) if is_large else received.items
+        items = self._without_oversized(received.items, sender) if is_large else received.items
         has_items = bool(items or received.totals)
         if has_items is not stream.caught_up:
             self.bindings.note_backlog(stream, has_items=has_items, now=now)
         if items:
             # Reversed: the next item is popped from the end.
-            self._work.append(partial(self._apply_items, engines, [*items][::-1]))
-        self._work.extend(
-            partial(self._add_totals, engines, stream.replica, raw) for raw in received.totals
-        )
+            self.enqueue(partial(self._apply_items, engines, [*items][::-1]), sender)
+        for raw in received.totals:
+            self.enqueue(partial(self._add_totals, engines, stream.replica, raw), sender)
         if stream.state is _CLOSED:
             self.bindings.detach(stream, now)
         return received.replies
@@ -222,7 +222,8 @@ class Intake:
         An error affects only that slice.
         """
         try:
-            self._work.popleft()()
+            self._sender, work = self._work.popleft()
+            work()
         except WireError as error:
             self.reject(error.reason)
             self._connections.refused(f"an item of {self._sender}", error.reason, str(error))
@@ -232,13 +233,13 @@ class Intake:
                 "bug", "an item could not be applied; this is a bug in sidestep", trace=error
             )
 
-    def enqueue(self, work: Work) -> None:
-        """Append ``work`` to the queue."""
-        self._work.append(work)
+    def enqueue(self, work: Work, sender: str) -> None:
+        """Append ``work`` to the queue; ``sender`` names its origin in the log."""
+        self._work.append((sender, work))
 
     def insert(self, works: Sequence[Work]) -> None:
         """Put ``works`` at the front of the queue: they are parts of the work in progress."""
-        self._work.extendleft(reversed(works))
+        self._work.extendleft((self._sender, work) for work in reversed(works))
 
     def reject(self, reason: str, count: int = 1) -> None:
         """Count a rejected frame or item, or rejected totals, by ``reason``."""
@@ -286,7 +287,7 @@ class Intake:
         """Apply the next item of ``raws``, which is in reverse order; queue the others again."""
         raw = raws.pop()
         if raws:
-            self._work.appendleft(partial(self._apply_items, engines, raws))
+            self.insert([partial(self._apply_items, engines, raws)])
         item = self.applier.dialects.decode(raw)
         if item.engine >= len(engines):
             raise WireError("unknown_engine")
@@ -307,13 +308,15 @@ class Intake:
         engine.last_seen = self._arrived
         self.items += 1
 
-    def _without_oversized(self, items: Sequence[msgspec.Raw]) -> Sequence[msgspec.Raw]:
+    def _without_oversized(
+        self, items: Sequence[msgspec.Raw], sender: str
+    ) -> Sequence[msgspec.Raw]:
         """Return ``items`` of a large frame without those over the size limit."""
         allowed = [raw for raw in items if len(raw) <= MAX_ITEM_BYTES]
         if len(allowed) < len(items):
             self.reject("too_big", len(items) - len(allowed))
             error = WireError("too_big", f"{max(map(len, items))} bytes")
-            self._connections.refused(f"an item of {self._sender}", error.reason, str(error))
+            self._connections.refused(f"an item of {sender}", error.reason, str(error))
         return allowed
 
     def _name(self, peer: bytes) -> str:

@@ -9,6 +9,7 @@ from hashlib import blake2b
 from sidestep.config.subscriptions import Subscription
 from sidestep.engines.items import Item
 from sidestep.errors import WireError
+from sidestep.ingest.bindings import Work
 from sidestep.ingest.intake import Intake
 from sidestep.metrics.engine import Engine
 from sidestep.protocol.limits import MAX_LABEL_CHARS
@@ -33,7 +34,7 @@ class Feed:
     """Stream of one source in this process, as the source uses it; ``name`` is stable over restarts."""
 
     def __init__(self, intake: Intake, name: str) -> None:
-        self.intake = intake
+        self.intake, self.name = intake, name
         incarnation = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big") >> 1
         self._stream = intake.receiver.attach(name, incarnation)
 
@@ -51,6 +52,10 @@ class Feed:
         """Record the position of the stream."""
         self._stream.seq, self._stream.mark = seq, list(mark)
         self.intake.receiver.changes += 1
+
+    def enqueue(self, work: Work) -> None:
+        """Queue ``work`` behind the items of engines; the log names its errors after this source."""
+        self.intake.enqueue(work, self.name)
 
     def put(self, engine: Engine, item: Item) -> None:
         """Apply ``item``.
@@ -114,7 +119,7 @@ class ServerFeed(Feed):
         if self._stream.silent:
             self._stream.silent = False
             for info in self._stream.engines:
-                self.intake.enqueue(partial(self._bind_again, info))
+                self.enqueue(partial(self._bind_again, info))
 
     def mark_answered(self, now: float) -> None:
         """Record that the server sent statistics."""

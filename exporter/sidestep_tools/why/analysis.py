@@ -34,6 +34,8 @@ MAX_GAP = 1.0
 """Seconds between two steps from which on the engine was idle, if nobody waited."""
 FIRST = (FRONT_END_IN, QUEUE, "prefill")
 """Beginnings of the names of parts before the first token."""
+ABORT = "abort"
+"""Reason of the end of a request whose client left."""
 NO_LIMIT, NO_QUEUE_LIMIT = "none", f"{QUEUE}unknown"
 ALMOST_ALL = 0.8
 """Share of the time of limits from which on a wait without a limit is taken to be one for it."""
@@ -104,6 +106,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         attention: For what it needs attention, as the live page says; empty: it needs none.
         problem: The same in words, as the live page says; empty: it needs none.
+        aborted: Those of its requests whose clients left.
         seconds: Length of the time in which these requests ended, or steps.
         limits: Share of the busy time by limit, the largest first; empty: unknown.
         causes: The largest first; empty: nothing binds, or too little is known.
@@ -116,6 +119,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     attention: str
     problem: str
     requests: int
+    aborted: int
     steps: int
     seconds: float
     ttft: Latency | None
@@ -161,6 +165,7 @@ def report(
         attention=row.attention or "",
         problem=row.problem or "",
         requests=len(engine.requests),
+        aborted=sum(record.reason == ABORT for record in engine.requests),
         steps=len(engine.steps.end),
         seconds=_span(engine),
         ttft=_latency([r.ttft_seconds for r in engine.requests], firsts, row.ttft),

@@ -12,6 +12,8 @@ MAX_PARTS = 4
 MAX_CAUSES = 2
 LEAST = 0.005
 """Share of a part, or of a limit, below which it has no word."""
+MANY_ABORTED = 0.1
+"""Share of aborted requests from which on there is a line about them, unless a cause takes as much."""
 BAR = 30
 """Characters of the bar of a request's time."""
 
@@ -34,6 +36,9 @@ def report_lines(report: Report, others: Sequence[Report] = ()) -> Iterator[str]
         evidence = "; ".join([*([shares] if cause.e2e_share is not None else []), *cause.evidence])
         yield f"{cause.cause}: {cause.meaning} Evidence: {evidence}."
         yield f"  change: {cause.change} Not if {cause.unless}"
+    slow = any((cause.e2e_share or 0.0) >= MANY_ABORTED for cause in report.causes)
+    if not slow and report.aborted >= MANY_ABORTED * max(report.requests, 1):
+        yield f"aborts: the clients of {report.aborted:,} requests left before the end: compare their timeouts with e2e"
     if not report.causes and not report.unseen and not report.problem:
         yield "nothing binds: the time goes to the work itself"
     if report.unseen:

@@ -45,12 +45,12 @@ class Stream:
         for payload in payloads:
             raw = payload if isinstance(payload, bytes) else msgspec.msgpack.encode(payload)
             self.feed.mark_seen(self.fed.now)
-            self.fed.intake.enqueue(partial(self.reader.accept, raw, self.fed.now))
+            self.feed.enqueue(partial(self.reader.accept, raw, self.fed.now))
             self.work()
 
     def broke(self, found: Discontinuity) -> None:
         """Apply a discontinuity."""
-        self.fed.intake.enqueue(lambda: self.reader.on_discontinuity(found))
+        self.feed.enqueue(lambda: self.reader.on_discontinuity(found))
         self.work()
 
     def work(self) -> None:
@@ -270,7 +270,7 @@ def test_a_long_message_is_applied_in_parts() -> None:
     events += [removed(one) for one in range(2 * MAX_CHANGES)]
     raw = msgspec.msgpack.encode(batch(1.0, *events))
     stream.feed.mark_seen(0.0)
-    stream.fed.intake.enqueue(lambda: stream.reader.accept(raw, 0.0))
+    stream.feed.enqueue(lambda: stream.reader.accept(raw, 0.0))
     works = 0
     while stream.fed.intake.busy:
         stream.fed.intake.work()
@@ -311,14 +311,16 @@ def test_streams_of_one_rank_feed_one_engine() -> None:
     assert kv.samples("sidestep_forward_pass_duration_seconds_count") == {}
 
 
-def test_two_publishers_are_not_mixed() -> None:
-    """The second publisher of one kind for one engine is rejected, with a reason."""
+def test_two_publishers_are_not_mixed(caplog: pytest.LogCaptureFixture) -> None:
+    """The second publisher of one kind for one engine is rejected; the log names it, not an engine's stream."""
     one = Stream("kv-events=tcp://h:1")
     other = Stream("kv-events=tcp://other:1", one.fed)
     one.broke(WHOLE)
     one.take(batch(1.0, stored(1)))
+    one.fed.send_hello("engine", [EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})])
     other.take(batch(1.0, stored(5, 6)))
 
+    assert f"an item of {other.feed.name}: engine_conflict" in caplog.text
     assert one.sample(RESIDENT) == 1
     assert one.fed.rejected == {("engine_conflict",): 1}
 
