@@ -119,7 +119,7 @@ def test_prometheus_gets_the_last_counts(
             server.scraped(1, time.time())
             if order == "exporter":
                 pod.pod.forget(pod.engine, pod.exporter)
-                pod.exporter.signal(signal.SIGTERM)
+                pod.exporter.terminate()
                 time.sleep(1.0)
             seconds = pod.pod.stop()
 

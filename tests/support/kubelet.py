@@ -57,7 +57,7 @@ class Container:
         self.log, self.pidfile = (pod.folder / f"{self.name}.{end}" for end in ("log", "pid"))
         self.starts: list[float] = []
         self.exits: list[int] = []
-        self.started = False
+        self.started = self._terminated = False
         self._pod = pod
         self._process: subprocess.Popen[bytes] | None = None
         self._restart_at = self._probe_at = 0.0
@@ -102,9 +102,15 @@ class Container:
             if pid := self.pid:
                 os.kill(pid, number)
 
+    def terminate(self) -> None:
+        """Send SIGTERM, once: a second one stops an exporter at once."""
+        if not self._terminated:
+            self._terminated = True
+            self.signal(signal.SIGTERM)
+
     def stop(self, grace: float) -> None:
         """Send SIGTERM, and SIGKILL unless the process ends in time; it is not started again."""
-        self.signal(signal.SIGTERM)
+        self.terminate()
         if not until(lambda: not self.running, grace):
             self.signal(signal.SIGKILL)
             until(lambda: not self.running, START)
@@ -233,7 +239,7 @@ class Pod:
         begun = time.monotonic()
         self.forget(*self._synced)
         for container in self.main:
-            container.signal(signal.SIGTERM)
+            container.terminate()
         for container in self.main:
             container.stop(max(0.0, begun + self.grace - time.monotonic()))
         for container in reversed(self.sidecars):
