@@ -179,8 +179,14 @@ ENGINE = click.option("--engine", default="", metavar="NAME",
 
 
 @click.command(short_help="Say why requests are slow, and what to change.")
-@click.argument("url", default="")
-@click.argument("request_id", default="")
+@click.argument("arguments", metavar="[URL]... [REQUEST_ID]", nargs=-1)
+@click.option(
+    "--request",
+    "joined",
+    metavar="ID",
+    default="",
+    help="Show all parts of a request, whichever of the exporters has them.",
+)
 @click.option("--slowest", metavar="N", type=click.IntRange(1), help="Show the N slowest requests.")
 @click.option("--from", "file", metavar="FILE", type=click.Path(path_type=Path),
               help="Read records of requests, or a recording, instead of an exporter.")
@@ -189,9 +195,9 @@ ENGINE = click.option("--engine", default="", metavar="NAME",
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @_access
 def why(
-    url: str,
-    request_id: str,
+    arguments: tuple[str, ...],
     *,
+    joined: str,
     slowest: int | None,
     file: Path | None,
     engine: str,
@@ -201,21 +207,22 @@ def why(
 ) -> None:
     """Say where the time of the last minutes' requests went, which limit bound and what to change.
 
-    URL is an exporter's address; without one, the exporter on this machine. With REQUEST_ID or
+    URL is an exporter's address; without one, the exporter on this machine. With REQUEST_ID, --request or
     --slowest, the time line of these requests. docs/why.md says how to read it.
     """
     from sidestep_tools.web_client.access import Access
     from sidestep_tools.why.command import EXPORTER, Question
     from sidestep_tools.why.command import why as answer
 
-    if file is not None and url and not request_id:
-        # A file needs no address.
-        url, request_id = "", url
-    if file is not None and url:
-        raise click.UsageError("give URL or --from FILE, not both")
+    # A file needs no address.
+    most = 0 if file is not None else 1
+    urls = arguments if joined else arguments[:most]
+    request_id = joined or "".join(arguments[most : most + 1])
+    if len(urls) + bool(request_id and not joined) < len(arguments) or (file and urls):
+        raise click.UsageError("give URL or --from FILE, not both; several URLs need --request ID")
     question = Question(engine, request_id, slowest or 0)
-    source = file or url or EXPORTER
-    asyncio.run(answer(source, question, Access(**access), minutes=minutes, as_json=as_json))
+    sources = [file] if file is not None else urls or [EXPORTER]
+    asyncio.run(answer(sources, question, Access(**access), minutes=minutes, as_json=as_json))
 
 
 @click.command(short_help="Write the last minutes as a trace for Perfetto and Chrome.")

@@ -95,7 +95,7 @@ def test_the_outputs_are_valid(tmp_path: Path) -> None:
 def test_standard_input_is_read_without_a_file() -> None:
     """As Helm's post-renderer gives it; the lines on what was done are on standard error."""
     done = subprocess.run(
-        [sys.executable, "-m", "sidestep", "inject"],
+        [sys.executable, "-m", "sidestep", "inject", "--image=sidestep:dev"],
         input=ENGINE,
         capture_output=True,
         text=True,

@@ -112,6 +112,36 @@ async def test_two_engines_with_equal_labels(start: Start) -> None:
     assert finding["text"] == "another engine has its labels engine=0, model_name=m"
 
 
+@pytest.mark.parametrize(
+    ("roles", "code", "text"),
+    [
+        (["prefill", "prefill"], "SD144", "all of its engines are for prefill"),
+        (["decode"], "SD144", "all of its engines are for decode"),
+        (["decode", "both", "prefill"], "SD145", "roles: both, decode, prefill"),
+        (["decode", "prefill"], "", ""),
+        (["both", "both"], "", ""),
+    ],
+)
+async def test_roles_that_do_not_match(
+    roles: list[str], code: str, text: str, start: Start
+) -> None:
+    """The model is named, and what its engines are for."""
+    infos = [
+        EngineInfo(role + str(rank), "vllm", {"engine": str(rank), "model_name": "m"})
+        for rank, role in enumerate(roles)
+    ]
+    for info, role in zip(infos, roles, strict=True):
+        info.info = {"kv_transfer": {"role": role}} if role != "both" else {}
+    async with start() as exporter, connect(exporter) as peer:
+        await peer.send(Hello(VERSION, "s", 1, 1, 1, infos))
+        await until(lambda: len(exporter.registry.engines) == len(roles))
+        latest = await findings(exporter)
+    found_codes = {"SD144", "SD145"} & latest.keys()
+    assert found_codes == ({code} if code else set())
+    if code:
+        assert (latest[code]["subject"], latest[code]["text"]) == ("model m", text)
+
+
 async def test_two_living_processes_with_one_identity(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -110,6 +110,7 @@ def test_the_spans_of_a_request() -> None:
         "gen_ai.latency.time_in_model_inference": 2.0,
         "sidestep.request.key": "e/1/7",
         "sidestep.engine": "0",
+        "sidestep.role": "both",
         "sidestep.inter_token_latency.max": 1.25,
         "sidestep.preemptions": 1,
         "sidestep.preempted_time": 0.5,

@@ -258,7 +258,7 @@ def test_cost_of_engines_without_the_tap() -> None:
     ):
         bench.applier.apply(bench.engine, VllmStep(0, 1.0, 1.0, None, stats))
     cost = bench.engine.layout.find("sidestep_cost_total").slots[0]
-    assert bench.engine.values[cost] == PRICE.cost(6, 4, 7) + PRICE.cost(10, 0, 7)
+    assert bench.engine.values[cost] == PRICE.cost(6, 3, 7, 1) + PRICE.cost(10, 0, 7)
 
 
 def test_a_light_tenant_replaces_no_heavy_one_after_a_restart() -> None:

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import timezone
+from datetime import datetime, timedelta, timezone
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -34,8 +34,10 @@ from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_tools.why.analysis import report
+from sidestep_tools.why.command import Question, _chosen
 from sidestep_tools.why.sources import from_file
-from sidestep_tools.why.text import report_lines, request_lines
+from sidestep_tools.why.text import joined_line, report_lines, request_lines
+from sidestep_tools.why.timeline import EngineTimeline, Record
 from sidestep_tools.why.timeline import Timeline as Read
 from sidestep_tools.why.trace import trace
 from slow_engines import Load, SlowEngine
@@ -156,6 +158,40 @@ async def test_a_requests_time_line(start: Start) -> None:
     length = (phases[-1]["end"] - phases[0]["start"]) / 1e6
     assert length == pytest.approx(request["record"]["e2e_seconds"], abs=2e-6)
     one_line(missing, 2, "request req-99: none with this id or key has ended")
+
+
+async def test_both_parts_of_a_request(start: Start) -> None:
+    """Whichever exporters have them, one id finds them, in their order and with both latencies."""
+
+    def record(transfer: str, begin: str, seconds: float, **more: str) -> Record:
+        at = datetime.fromisoformat(f"2026-11-24T12:00:{begin}+00:00")
+        ended = at + timedelta(seconds=seconds)
+        found = Record(key=transfer, time=ended, arrival=at, e2e_seconds=seconds, ttft_seconds=0.5)
+        return msgspec.structs.replace(found, transfer=transfer, **more)
+
+    handed_over = record("handed_over", "01.000", 2.0, engine="p", id="router", join_key="k")
+    received = record("received", "03.250", 4.0, engine="d", id="other", join_key="k", trace_id="t")
+    bystander = record("received", "03.250", 4.0, id="bystander")
+    engines = [
+        EngineTimeline(id=name, engine=name, requests=requests)
+        for name, requests in (("d", [bystander, received]), ("p", [handed_over]))
+    ]
+    for name in ("router", "k", "t", "other"):
+        chosen = _chosen(engines, Question(request=name))
+        found = [each.transfer for _, each in chosen]
+        # The trace and the id of one part do not name the other, which has their key.
+        assert found == ["handed_over", "received"], name
+    text = joined_line([each for _, each in chosen])
+    assert text == (
+        "other: TTFT 2.75s, e2e 6.25s over both engines: prefill_remote 2.00s on engine p, 250ms until it"
+        " arrived on engine d"
+    )
+    assert joined_line([received]) == ""
+
+    async with start() as exporter:
+        url = exporter.url.removesuffix("/metrics")
+        missing = await asyncio.to_thread(sidestep, "why", "--request", "k", url, url)
+    one_line(missing, 2, "request k: none with this id or key has ended")
 
 
 async def test_twice_the_cache(start: Start) -> None:

@@ -38,8 +38,17 @@ class IdentityMaker:
         salt: str | None = None,
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
+        join: str = "",
     ) -> Identity | None:
-        """Return the identity of a request; None if none may be sent."""
+        """Return the identity of a request; None if none may be sent.
+
+        Args:
+            request_id: Its id as its client knows it.
+            salt: Its cache salt.
+            trace_headers: Headers of its trace context.
+            priority: As its client gave it.
+            join: Key that it shares with its other part on another engine; empty: none.
+        """
         if not self.is_on:
             return None
         priority = max(-COUNT_LIMIT, min(priority, COUNT_LIMIT))
@@ -47,9 +56,11 @@ class IdentityMaker:
         if not _TRACEPARENT.fullmatch(trace):
             trace = ""
         if not self._hashes:
-            return Identity(printable(request_id), "", printable(salt or ""), trace, priority)
-        prefix, digest = id_prefix(request_id), self._digest
-        return Identity(digest(request_id), digest(prefix), digest(salt or ""), trace, priority)
+            texts = printable(request_id), "", printable(salt or "")
+            return Identity(*texts, trace, priority, join=printable(join))
+        digest = self._digest
+        texts = digest(request_id), digest(id_prefix(request_id)), digest(salt or "")
+        return Identity(*texts, trace, priority, join=digest(join))
 
     def _digest(self, text: str) -> str:
         if not text:

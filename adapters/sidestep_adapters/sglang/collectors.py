@@ -22,7 +22,14 @@ from sidestep.engines.sglang.dialect import DIALECT
 from sidestep.engines.sglang.process_rows import PENDING, PROCESS
 from sidestep.engines.sglang.rows import DEAD
 from sidestep.protocol.limits import printable
-from sidestep.protocol.messages import CORE, FRONT_END, EngineInfo
+from sidestep.protocol.messages import (
+    CORE,
+    DECODE,
+    FRONT_END,
+    KV_TRANSFER,
+    PREFILL,
+    EngineInfo,
+)
 from sidestep.protocol.progress import Progress
 from sidestep_adapters.publisher.environment import identity, versions
 from sidestep_adapters.publisher.publisher import Publisher
@@ -118,13 +125,16 @@ class Process:
         others = sorted((name, value) for name, value in own.items() if name != "model_name")
         label_text = ",".join(f"{name}={value}" for name, value in others)
         name = identity(self._namespace, model, f"sglang/{role}/{label_text}" if own else "sglang")
+        kv_transfer = {}
+        if (serves := own.get("engine_type", "")) in (PREFILL, DECODE):
+            kv_transfer = {KV_TRANSFER: {"role": serves}}
         # Both the engine's threads and the publisher thread call this.
         with self._lock:
             index = next((i for i, known in enumerate(self._infos) if known.id == name), None)
             if index is None:
                 index = len(self._infos)
                 described = EngineInfo(
-                    name, "sglang", own, versions("sglang"), role=ROLES.get(role, "")
+                    name, "sglang", own, versions("sglang") | kv_transfer, role=ROLES.get(role, "")
                 )
                 self._infos.append(described)
             info = self._infos[index]

@@ -207,6 +207,7 @@ class RequestRecorder(MetricSource):
             getattr(asked, "cache_salt", None) or getattr(asked, "extra_key", None),
             getattr(asked, "external_trace_header", None),
             getattr(asked, "priority", None) or 0,
+            _join_key(asked),
         )
         labels = getattr(asked, "custom_labels", None)
         if not labels:
@@ -257,6 +258,12 @@ def from_output(state: Any, output: Any, index: int) -> Ended:
         drafts or 0,
         scheduler,
     )
+
+
+def _join_key(asked: Any) -> str:
+    """Return the room in which both engines of a request meet, with the host that has it."""
+    room, host = (getattr(asked, f"bootstrap_{name}", None) for name in ("room", "host"))
+    return "" if room is None else f"{host or ''}/{room}"
 
 
 def _adapter(asked: Any) -> str:

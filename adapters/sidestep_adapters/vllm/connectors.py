@@ -336,6 +336,12 @@ _CONNECTORS: Final[Mapping[str, tuple[PayloadParser, str]]] = {
 _PARSERS: Final = {name: parser for name, (parser, _) in _CONNECTORS.items()}
 FEATURES: Final = {name: feature for name, (_, feature) in _CONNECTORS.items() if feature}
 """Features for the Hello, by connector: their series exist before any data."""
+CACHES: Final = frozenset({
+    "FlexKVConnectorV1", "HF3FSKVConnector", "HiSparseConnector", "LMCacheConnectorV1",
+    "LMCacheMPConnector", "MooncakeStoreConnector", "OffloadingConnector",
+    "SimpleCPUOffloadConnector", "UMBPStoreConnector",
+})  # fmt: skip
+"""Connectors to caches; the others transfer the KV of single requests between engines."""
 _DISTINCTIVE_KEYS: Final[Mapping[str, PayloadParser]] = {
     "post_duration": _NIXL,
     "num_failed_recvs": _MOONCAKE,

@@ -12,21 +12,26 @@ from typing import Any
 from sidestep.catalog.buckets import one_two_five
 from sidestep.protocol.limits import printable
 from sidestep.protocol.messages import (
+    BOTH,
     CORE,
+    DECODE,
     ENGINE_CORE,
     FRONT_END,
     FRONT_END_STATS,
     KV_SAMPLING,
+    KV_TRANSFER,
     LIMITS,
+    PREFILL,
     EngineInfo,
 )
 from sidestep_adapters.publisher.environment import identity, namespace, versions
-from sidestep_adapters.vllm.connectors import FEATURES
+from sidestep_adapters.vllm.connectors import CACHES, FEATURES
 from sidestep_adapters.vllm.ownership import Role, is_tapped
 
 log = logging.getLogger(__name__)
 
 _WIRE_ROLES: Mapping[Role, str] = {"alone": "", "core": CORE, "front_end": FRONT_END}
+_KV_ROLES = {"kv_producer": PREFILL, "kv_consumer": DECODE}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -129,6 +134,7 @@ def describe(
         FRONT_END_STATS: log_stats,
         "cudagraph": getattr(observability, "cudagraph_metrics", False),
         "lora": lora is not None,
+        "kv_transfer": bool(_connectors(transfer)),
     }
     return Description(
         model=served_name(model.served_model_name),
@@ -140,7 +146,10 @@ def describe(
         api_servers=max(getattr(parallel, "_api_process_count", 1), api_server + 1),
         features=(*(name for name, on in options.items() if on), *_connector_features(transfer)),
         custom_buckets=getattr(observability, "custom_histogram_buckets", None) or {},
-        info=_info(lora, observability, getattr(config, "scheduler_config", None)),
+        info={
+            **_info(lora, observability, getattr(config, "scheduler_config", None)),
+            **_kv_transfer(transfer),
+        },
         num_spec_tokens=getattr(speculative, "num_speculative_tokens", None) or 0,
         connector=str(getattr(transfer, "kv_connector", None) or ""),
         role="core" if core else "front_end" if tapped else "alone",
@@ -181,13 +190,39 @@ def served_name(name: Any) -> str:
     return str(name[0] if isinstance(name, list | tuple) and name else name)
 
 
-def _connector_features(transfer: Any) -> list[str]:
-    """Return the catalogue features of the KV connector, or of the connectors it combines."""
+def _connectors(transfer: Any) -> dict[str, Any]:
+    """Return the roles of the KV connector, and of the connectors it combines, by their names."""
     extra = getattr(transfer, "kv_connector_extra_config", None)
     inner = extra.get("connectors") if isinstance(extra, dict) else None
     parts = [part for part in inner or () if isinstance(part, dict)]
-    names = [getattr(transfer, "kv_connector", None), *(p.get("kv_connector") for p in parts)]
-    return [FEATURES[name] for name in names if isinstance(name, str) and name in FEATURES]
+    own = getattr(transfer, "kv_connector", None), getattr(transfer, "kv_role", None)
+    named = [own, *((part.get("kv_connector"), part.get("kv_role")) for part in parts)]
+    return {name: role for name, role in named if isinstance(name, str) and name}
+
+
+def _connector_features(transfer: Any) -> list[str]:
+    """Return the catalogue features of the KV connectors."""
+    return [FEATURES[name] for name in _connectors(transfer) if name in FEATURES]
+
+
+def _kv_transfer(transfer: Any) -> dict[str, dict[str, str]]:
+    """Return the engine's role, and its connectors but for a MultiConnector around others.
+
+    Caches that an engine has beside a connector do not change its role; without such a connector,
+    what they load counts as cached.
+    """
+    found = _connectors(transfer)
+    if not found:
+        return {}
+    outer, *_ = found
+    names = [name for name in found if name != "MultiConnector"] or [outer]
+    roles = {found[name] or found[outer] for name in names if name not in CACHES}
+    if found[outer] in _KV_ROLES:
+        roles = {found[outer]}
+    role = _KV_ROLES.get(roles.pop(), BOTH) if len(roles) == 1 else BOTH
+    has_caches_only = role == BOTH and CACHES.issuperset(names)
+    labels = {"role": role, "connectors": printable(",".join(names))}
+    return {KV_TRANSFER: {**labels, **({"external": "cached"} if has_caches_only else {})}}
 
 
 def is_supported() -> bool:

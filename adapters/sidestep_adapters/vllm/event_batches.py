@@ -5,12 +5,44 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from sidestep.protocol.limits import MAX_OBSERVATIONS
-from sidestep.protocol.request_events import MAX_EVENTS, MAX_REQUESTS, Event, Iteration
+from sidestep.protocol.request_events import (
+    HANDED_OVER,
+    MAX_EVENTS,
+    MAX_REQUESTS,
+    RECEIVED,
+    WHOLE,
+    Event,
+    Iteration,
+)
 
 SAMPLE = re.compile(r"(\d+)_(.+)", re.DOTALL)
 """Id of a parallel sample: its number, and the id of the original request."""
+
+
+_FROM_PREFILL = ("do_remote_prefill", "remote_request_id", "remote_engine_id", "transfer_id")
+
+
+def transfer_of(params: Any) -> int:
+    """Return what a request with these ``kv_transfer_params`` is to its engine.
+
+    Connectors take ``do_remote_prefill`` away once they have asked for the KV.
+    """
+    if not isinstance(params, dict):
+        return WHOLE
+    if params.get("do_remote_decode"):
+        return HANDED_OVER
+    return RECEIVED if any(map(params.get, _FROM_PREFILL)) else WHOLE
+
+
+def join_key(params: Any, name: str) -> str:
+    """Return what the connectors of both engines call a request, which is ``name`` to this one."""
+    if not isinstance(params, dict):
+        return ""
+    own = name if params.get("do_remote_decode") else params.get("remote_request_id")
+    return str(params.get("transfer_id") or own or "")
 
 
 def batches(events: Sequence[Event]) -> list[list[Event]]:

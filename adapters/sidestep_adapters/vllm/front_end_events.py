@@ -179,6 +179,7 @@ class RequestEventItems(FrontEndRequests):
             event.group, event.sample = parallel_sample(added.name)
             event.samples = added.samples
         event.identity, event.max_tokens = request.identity, added.max_tokens
+        event.transfer = added.transfer
         return event
 
     def _finished(self, request: Request, stamp: float, wall: float, reason: int) -> Finished:
@@ -187,7 +188,7 @@ class RequestEventItems(FrontEndRequests):
         event.preemptions = request.preemptions
         event.max_tokens = request.added.max_tokens
         event.corrupted = request.is_corrupted
-        event.cached_tokens = request.added.cached
+        event.cached_tokens, event.transfer = request.added.cached, request.added.transfer
         return event
 
     def step_ended(self, engine: int, is_slice: bool) -> None:
@@ -262,6 +263,7 @@ class RequestEventItems(FrontEndRequests):
         event = Alive(added.number, stamp, RUNNING, request.arrival, request.prompt_tokens)
         event.adapter = printable(added.adapter or "")
         event.identity, event.max_tokens = request.identity, added.max_tokens
+        event.transfer = added.transfer
         return event
 
     def skip(self) -> None:

@@ -18,9 +18,7 @@ from typing import Any, NamedTuple
 from sidestep.engines.items import Item
 from sidestep.engines.vllm.wire import FrontEndLatencies, VllmStep
 from sidestep.protocol.iteration_stats import FINISH_REASONS
-from sidestep.protocol.request_events import (
-    Identity,
-)
+from sidestep.protocol.request_events import WHOLE, Identity
 from sidestep_adapters.vllm.stats import split
 
 QUEUED, SCHEDULED, PREEMPTED = 1, 2, 3
@@ -40,7 +38,9 @@ class Added(NamedTuple):
         arrival: Unix time.
         samples: How many parallel samples its prompt has; 0: it is no sample.
         cached: Cached prompt tokens that another engine has reported; None: none has.
-        client: Its client's id, cache salt, trace headers and priority, where they may be sent.
+        client: Its client's id, cache salt, trace headers and priority, and its ``join_key``, where they
+            may be sent.
+        transfer: What it is to its engine, as in ``Queued``.
     """
 
     number: int
@@ -51,7 +51,8 @@ class Added(NamedTuple):
     max_tokens: int | None
     samples: int
     cached: int | None
-    client: tuple[str, str | None, Mapping[str, str] | None, int] | None
+    client: tuple[str, str | None, Mapping[str, str] | None, int, str] | None
+    transfer: int = WHOLE
 
 
 class Special(NamedTuple):

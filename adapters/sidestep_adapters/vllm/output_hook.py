@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from sidestep.protocol.iteration_stats import FINISH_REASONS
+from sidestep_adapters.vllm.event_batches import join_key, transfer_of
 from sidestep_adapters.vllm.front_end_requests import (
     ABORT,
     STOP,
@@ -209,10 +210,14 @@ class OutputHook:
             self._leave([(name, -1)], STOP)
             return
         parent, client = state.parent_req, None
+        sampling = getattr(request, "sampling_params", None)
+        extra = getattr(sampling, "extra_args", None) or {}
+        transfer = extra.get("kv_transfer_params")
         if self._sends_identity:
             shown = getattr(request, "external_req_id", None) or _client_id(name, parent)
             priority = getattr(request, "priority", 0)
-            client = shown, request.cache_salt, getattr(request, "trace_headers", None), priority
+            trace = getattr(request, "trace_headers", None)
+            client = shown, request.cache_salt, trace, priority, join_key(transfer, name)
         added = Added(
             self._requests.number(name),
             name,
@@ -223,6 +228,7 @@ class OutputHook:
             0 if parent is None else parent.sampling_params.n,
             getattr(state, "remote_prefill_cached_tokens", None),
             client,
+            transfer_of(transfer),
         )
         self._record(self._requests.added, added)
 

@@ -30,7 +30,12 @@ from sidestep_adapters.vllm.limits import NONE, PAUSED, LimitReader
 from sidestep_adapters.vllm.ownership import is_tapped
 from sidestep_adapters.vllm.prefix_cache import lookup_events
 from sidestep_adapters.vllm.scheduler_events import SchedulerEvents
-from sidestep_adapters.vllm.scheduler_tap import SchedulerProgress, SchedulerTap, is_paused
+from sidestep_adapters.vllm.scheduler_tap import (
+    HeldKv,
+    SchedulerProgress,
+    SchedulerTap,
+    is_paused,
+)
 from sidestep_adapters.vllm.startup import core_startup
 from sidestep_adapters.vllm.stats import VllmTap
 
@@ -68,6 +73,7 @@ class _Core:
         )
         self.requests = SchedulerTap(self._push, self._fail, events)
         self.limits = LimitReader(scheduler)
+        self._held_kv = HeldKv(scheduler)
         self.stats = VllmTap(
             self._push,
             self._fail,
@@ -161,7 +167,15 @@ class _Core:
                 self._blocks.resample = True
         now = time.monotonic()
         usage = [self._process.families(), *self._workers.families(), self._startup]
+        usage.append(self._held_families())
         return [*(Samples(0, now, families) for families in usage if families), *more]
+
+    def _held_families(self) -> list[Any]:
+        try:
+            return self._held_kv.families()
+        except Exception:  # noqa: BLE001 - the engine's thread may free blocks meanwhile
+            self._fail("KV held for other engines could not be read")
+            return []
 
     def _describe_missing(self, fields: Mapping[str, dict[str, str]]) -> None:
         self._description = with_missing(self._description, fields, CORE_INFO)
@@ -288,6 +302,11 @@ class _Tapped(Base):  # type: ignore[misc]
             self._core.limits.left(request)
             self._core.requests.freed(request)
         return result
+
+    def _set_kv_fetch_stage(self, request: Any, stage: Any, *args: Any, **kwargs: Any) -> None:
+        super()._set_kv_fetch_stage(request, stage, *args, **kwargs)
+        if self._core is not None:
+            self._core.requests.fetching(request.request_id, stage)
 
     def _update_request_as_session(self, session: Any, *args: Any, **kwargs: Any) -> None:
         super()._update_request_as_session(session, *args, **kwargs)

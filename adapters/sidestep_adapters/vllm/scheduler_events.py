@@ -16,6 +16,7 @@ from sidestep.protocol.iteration_stats import FINISH_REASONS
 from sidestep.protocol.limits import printable
 from sidestep.protocol.request_events import (
     PREEMPTED,
+    RECEIVED,
     RUNNING,
     WAITING,
     Alive,
@@ -33,7 +34,13 @@ from sidestep.protocol.request_events import (
 from sidestep_adapters.publisher.cache_lookups import LookupEvents
 from sidestep_adapters.publisher.request_identity import NONE, IdentityMaker
 from sidestep_adapters.vllm.ended_steps import EndedSteps
-from sidestep_adapters.vllm.event_batches import SAMPLE, batches, parallel_sample
+from sidestep_adapters.vllm.event_batches import (
+    SAMPLE,
+    batches,
+    join_key,
+    parallel_sample,
+    transfer_of,
+)
 
 DeferredEvent = tuple[Callable[..., Event | None], Any]
 """A function that makes an event in the publisher thread, and its arguments."""
@@ -150,6 +157,7 @@ class SchedulerEvents:
         event = Queued(number, stamp, arrival, tokens, _adapter(request))
         event.group, event.sample = parallel_sample(request.request_id)
         event.identity, event.max_tokens = self._identity(request), _max_tokens(request)
+        event.transfer = transfer_of(_transfer_params(request))
         return event
 
     def _identity(self, request: Any) -> Identity | None:
@@ -162,6 +170,7 @@ class SchedulerEvents:
             getattr(request, "cache_salt", None),
             getattr(request, "trace_headers", None),
             getattr(request, "priority", 0),
+            join_key(_transfer_params(request), request.request_id),
         )
 
     def _alive(self, number: int, request: Any, stamp: float) -> Alive:
@@ -171,12 +180,13 @@ class SchedulerEvents:
         event = Alive(number, stamp, state, request.arrival_time, request.num_prompt_tokens)
         event.adapter, event.identity = _adapter(request), self._identity(request)
         event.max_tokens = _max_tokens(request)
+        event.transfer = transfer_of(_transfer_params(request))
         return event
 
     def scheduled(
         self,
         request_id: str,
-        stamp: float,
+        when: tuple[float, float, float],
         looked_up: tuple[int, int, int] | None = None,
         found: int = 0,
         stats: Any = None,
@@ -185,7 +195,7 @@ class SchedulerEvents:
 
         Args:
             request_id: Its id.
-            stamp: Monotonic seconds.
+            when: Monotonic seconds; and from when to when it has waited for KV from another engine.
             looked_up: Its full blocks, tokens and preemptions at that time; None: no lookup is sent.
             found: How many of its tokens were found in any cache.
             stats: The engine's ``PrefillStats``, with the tokens that were found in its own cache.
@@ -198,8 +208,8 @@ class SchedulerEvents:
             hashes = request.block_hashes[:blocks]
             skipped = getattr(request, "skip_reading_prefix_cache", False)
             kind = AGAIN if preemptions else NOT_LOOKED_UP if skipped else COUNTED
-            self.lookups.looked_up(number, stamp, hashes, tokens, local, kind=kind)
-        return Scheduled(number, stamp)
+            self.lookups.looked_up(number, when[0], hashes, tokens, local, kind=kind)
+        return Scheduled(number, *when)
 
     def preempted(self, request_id: str, stamp: float) -> Preempted:
         """Return the event of a preempted request."""
@@ -331,6 +341,7 @@ class SchedulerEvents:
         if getattr(request.status, "name", "") == "FINISHED_IGNORED":
             event.refused = "prompt_too_long"
         event.cached_tokens = _cached_elsewhere(request)
+        event.transfer = transfer_of(_transfer_params(request))
         return event
 
 
@@ -342,11 +353,15 @@ def _cached(output: Any) -> int | None:
 
 def _cached_elsewhere(request: Any) -> int | None:
     """Return the cached prompt tokens that vLLM reports for a prompt computed by another engine."""
-    params = getattr(request, "kv_transfer_params", None)
-    if not isinstance(params, dict) or not params.get("do_remote_prefill"):
+    params = _transfer_params(request)
+    if transfer_of(params) != RECEIVED:
         return None
     cached = params.get("remote_prefill_cached_tokens")
     return cached if isinstance(cached, int) and cached >= 0 else None
+
+
+def _transfer_params(request: Any) -> Any:
+    return getattr(request, "kv_transfer_params", None)
 
 
 def _adapter(request: Any) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 from sidestep.protocol.cache_lookups import CacheLookups
 from sidestep.protocol.progress import OVERDUE, PAUSED, Progress
 from sidestep.protocol.request_events import ALL_KNOWN, RequestEvents
+from sidestep.protocol.self_described import Family, Sample
 from sidestep_adapters.publisher.progress import ProgressMeter, Reading
 from sidestep_adapters.vllm.scheduler_events import DeferredEvent, OpenStep, SchedulerEvents
 
@@ -37,6 +38,9 @@ BLOCKED = (
 A session that waits for more input is not among the unfinished requests.
 """
 PAUSED_ALL = 2
+IN_PROGRESS = "in_progress"
+"""vLLM's name of the stage in which a request's KV is on its way."""
+NO_WAIT = 0.0, 0.0
 _monotonic, _wall = time.monotonic, time.time
 
 
@@ -75,6 +79,15 @@ class SchedulerTap:
         self._started: deque[tuple[Any, float, int | None]] = deque(maxlen=64)
         self._known_until = self._settled_at = 0.0
         self._ticked_at = math.inf
+        self._waits: dict[str, tuple[float, float]] = {}
+
+    def fetching(self, request_id: str, stage: str | None) -> None:
+        """Record that a request begins to wait for KV from another engine, or has it."""
+        if stage == IN_PROGRESS:
+            now = _monotonic()
+            self._waits[request_id] = now, now
+        elif stage is not None and (wait := self._waits.get(request_id)) is not None:
+            self._waits[request_id] = wait[0], _monotonic()
 
     def queued(self, request: Any) -> None:
         """Record a request that entered the queue, or a session that continues.
@@ -110,7 +123,7 @@ class SchedulerTap:
             has_lookups = self.events.lookups is not None
             for new in output.scheduled_new_reqs:
                 request = requests[new.req_id]
-                known: tuple[Any, ...] = new.req_id, request.events[-1].timestamp
+                known: tuple[Any, ...] = new.req_id, self._when(request)
                 if has_lookups:
                     # Later steps append hashes, and take the statistics away.
                     stats = getattr(request, "prefill_stats", None)
@@ -118,7 +131,7 @@ class SchedulerTap:
                 deferred.append((self.events.scheduled, known))
             for request_id in _resumed(output.scheduled_cached_reqs):
                 request = requests[request_id]
-                known = request_id, request.events[-1].timestamp
+                known = request_id, self._when(request)
                 if has_lookups:
                     known = *known, _looked_up(request)
                 deferred.append((self.events.scheduled, known))
@@ -127,6 +140,10 @@ class SchedulerTap:
                 self._flush()
         except Exception:  # noqa: BLE001 - as above
             self._fail("a batch could not be recorded")
+
+    def _when(self, request: Any) -> tuple[float, float, float]:
+        """Return when a request has joined the batch, and from when to when it has waited for KV."""
+        return request.events[-1].timestamp, *self._waits.pop(request.request_id, NO_WAIT)
 
     def cache_cleared(self) -> None:
         """Record that the prefix cache was emptied."""
@@ -141,6 +158,7 @@ class SchedulerTap:
         target = self._ended_in_update if self.is_updating else self._deferred_events
         stopped = bool(self._closed_session) and request.request_id == self._closed_session
         self._closed_session = ""
+        self._waits.pop(request.request_id, None)
         target.append((self.events.finished, (request, _monotonic(), _wall(), stopped)))
 
     def update_started(self) -> None:
@@ -228,6 +246,34 @@ def _resumed(cached: Any) -> Iterable[str]:
     """Return preempted requests that rejoin the batch, unless they are among the new ones."""
     names: Iterable[str] = cached.resumed_req_ids
     return names
+
+
+class HeldKv:
+    """Reader of the KV that a scheduler holds for other engines after its requests have ended.
+
+    A connector that sends KV later keeps a request known, with its blocks, until it has been fetched.
+    """
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = weakref.ref(scheduler)
+        self._since: dict[str, float] = {}
+
+    def families(self) -> list[Family]:
+        """Return the requests, their blocks, and how long the oldest has been held; about once a second."""
+        scheduler, now = self._scheduler(), _monotonic()
+        if getattr(scheduler, "connector", None) is None:
+            return []
+        assert scheduler is not None
+        held = [one.request_id for one in _requests(scheduler) if one.is_finished()]
+        self._since = {name: self._since.get(name, now) for name in held}
+        manager = scheduler.kv_cache_manager
+        blocks = sum(len(group) for name in held for group in manager.get_block_ids(name))
+        oldest = now - min(self._since.values(), default=now)
+        values = {"requests": len(held), "blocks": blocks, "longest_seconds": oldest}
+        return [
+            Family(f"sidestep_kv_held_{name}", "gauge", [], [Sample([], value)])
+            for name, value in values.items()
+        ]
 
 
 class SchedulerProgress:

@@ -22,21 +22,25 @@ class Price:
     Attributes:
         computed: Price of a prompt token whose KV is computed.
         generated: Price of a generated token.
+        transferred: Price of a prompt token whose KV comes from the engine that has computed it.
     """
 
     model: str
     computed: int
     cached: int
     generated: int
+    transferred: int = 0
 
     def __str__(self) -> str:
         """Return the form in which the setting has it."""
-        found = (("input", self.computed), ("cached", self.cached), ("output", self.generated))
+        found = [("input", self.computed), ("cached", self.cached), ("output", self.generated)]
+        found += [("transferred", self.transferred)] if self.transferred else []
         return ",".join((self.model, *(f"{name}={n * TOKENS / PARTS:.15g}" for name, n in found)))
 
-    def cost(self, computed: int, cached: int, generated: int) -> int:
+    def cost(self, computed: int, cached: int, generated: int, transferred: int = 0) -> int:
         """Return the cost of tokens."""
-        return computed * self.computed + cached * self.cached + generated * self.generated
+        prompt = computed * self.computed + cached * self.cached + transferred * self.transferred
+        return prompt + generated * self.generated
 
 
 class Prices:

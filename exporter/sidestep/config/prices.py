@@ -8,10 +8,10 @@ from operator import attrgetter
 from sidestep.catalog.prices import PARTS, TOKENS, Price
 from sidestep.config import options, parsing
 
-FORM = "MODEL,input=PRICE[,cached=PRICE],output=PRICE"
+FORM = "MODEL,input=PRICE[,cached=PRICE][,transferred=PRICE],output=PRICE"
 MAX_PRICE = 1_000_000
 MAX_PRICES = 256
-_NAMES = ("input", "cached", "output")
+_NAMES = ("input", "cached", "transferred", "output")
 _PRICE_ERROR = f"must be a price from 0 to {MAX_PRICE:,}, with 6 decimals at most"
 
 
@@ -32,7 +32,8 @@ def parse(value: object) -> Price:
         raise ValueError(f"must be {FORM}")
     computed = _parts(given["input"])
     cached = _parts(given["cached"]) if "cached" in given else computed
-    return Price(model, computed, cached, _parts(given["output"]))
+    transferred = _parts(given.get("transferred", 0))
+    return Price(model, computed, cached, _parts(given["output"]), transferred)
 
 
 def shown(value: object) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from sidestep.exposition.live.verdict import Evaluation
 from sidestep.ingest.connection_log import REMEDIES
 from sidestep.metrics.engine import ORIGIN, Engine
 from sidestep.metrics.registry import Registry
-from sidestep.protocol.messages import VERSIONS
+from sidestep.protocol.messages import BOTH, DECODE, VERSIONS
 from sidestep.telemetry.self_metrics import Labels, SelfMetrics
 from sidestep.transport.process import resident
 from sidestep.transport.upkeep import MIB
@@ -147,6 +147,7 @@ class OwnChecks:
         """Return what is wrong now, or has been within the last hour."""
         return [
             *self._engines(await self._evaluation()),
+            *self._roles(),
             *self._increases(),
             *self._gauges(),
             *self._state_directory(),
@@ -194,6 +195,20 @@ class OwnChecks:
                 yield codes.SAME_LABELS.on(
                     f"engine {engine.id}", f"another engine has its labels {_named(engine.labels)}"
                 )
+
+    def _roles(self) -> Iterator[Finding]:
+        """Yield findings on models whose engines' roles do not match."""
+        roles: defaultdict[str, set[str]] = defaultdict(set)
+        for engine in self._registry.engines.values():
+            if engine.is_up and (model := engine.labels.get("model_name", "")):
+                roles[model].add(engine.role)
+        for model, found in roles.items():
+            if len(found) == 1 and BOTH not in found:
+                yield codes.NO_PEER.on(
+                    f"model {model}", f"all of its engines are for {found.pop()}"
+                )
+            elif {DECODE, BOTH} <= found:
+                yield codes.MIXED_ROLES.on(f"model {model}", f"roles: {', '.join(sorted(found))}")
 
     def _increases(self) -> Iterator[Finding]:
         before = self._minutes[0]

@@ -153,4 +153,21 @@ MISSING_FIELDS = Code("SD138", "error", "An engine's release lacks fields that m
     "Install a release of sidestep that names the engine's release as supported.")
 # fmt: on
 
+NO_PEER = Code(
+    "SD144",
+    "warning",
+    "A prefill or decode engine has no peer",
+    "A model has engines for prefill and none that decodes at this exporter, or the reverse. Its peers are down,"
+    " or send to another exporter: sums over this exporter are then those of a half of the service.",
+    "Start the other engines, or send both kinds to one exporter or sum over both exporters; see pd.md.",
+)
+MIXED_ROLES = Code(
+    "SD145",
+    "info",
+    "A model has engines for decode, and engines that do both",
+    "Routers send the latter whole requests, or prompts to hand over: only in the modes that send requests does the"
+    " exporter tell them apart.",
+    "Name each engine's kv_role, or use mode `instead` or the tap; see pd.md.",
+)
+
 CODES = sorted(each for each in tuple(vars().values()) if isinstance(each, Code))

@@ -54,6 +54,7 @@ class Applier:
         handlers = self._handlers[engine.layout.dialect]
         tenants = handlers.tenants if registry.accounting.is_on else None
         if tenants is not None:
+            handlers.update_service(engine)
             tenants.begin(engine)
         if isinstance(item, Samples):
             add_samples(registry, engine, item)
@@ -62,6 +63,7 @@ class Applier:
             if apply is None:
                 raise WireError("bad_item", "an item of another dialect")
             apply(engine, item)
+        handlers.update_service(engine)
         if tenants is not None:
             tenants.settle(engine)
 
@@ -87,6 +89,7 @@ class Applier:
         totals = added.totals
         handlers = self._handlers[engine.layout.dialect]
         tenants = handlers.tenants if self.registry.accounting.is_on else None
+        handlers.update_service(engine)
         if tenants is not None:
             tenants.begin(engine)
         ended = _recorded(engine)
@@ -103,6 +106,7 @@ class Applier:
             return add_totals(self.registry, engine, added)
         finally:
             # Where self-described families are refused, everything else has been added.
+            handlers.update_service(engine)
             handlers.lose_requests(engine, int(_recorded(engine) - ended))
             if tenants is not None:
                 tenants.settle(engine)

@@ -9,6 +9,7 @@ from sidestep.catalog.prices import PARTS, PRICED
 from sidestep.catalog.row import ENGINE_LABELS, Computed, Handler, Row, Sampled, Source
 from sidestep.catalog.slo import SLO_HANDLERS, SLO_REQUESTS, SLO_UNDECIDED
 from sidestep.engines.row_builders import counter, gauge, histogram
+from sidestep.metrics.ended_counter import SERVICE_E2E, SERVICE_TTFT
 from sidestep.metrics.hit_ratio_curves import HIT_RATIOS
 from sidestep.metrics.registry import COST, TENANT
 from sidestep.metrics.request_parts import REQUEST_PARTS, TENANT_PARTS
@@ -19,6 +20,16 @@ from sidestep.tracking.kv_blocks.lookups import REASONS
 # fmt: off
 MAX_RUNNING_REQUESTS = "sidestep_max_running_requests"
 """Gauge of the most requests that fit into an engine's batch."""
+SERVICE_REQUESTS, SERVICE_PROMPT, SERVICE_GENERATED, RECEIVED_PROMPT = (
+    "sidestep_service_requests_total",
+    "sidestep_service_prompt_tokens_total",
+    "sidestep_service_generation_tokens_total",
+    "sidestep_received_prompt_tokens_total",
+)
+SERVICE_HANDLERS = tuple(
+    name.removeprefix("sidestep_").removesuffix("_total")
+    for name in (SERVICE_REQUESTS, SERVICE_PROMPT, SERVICE_GENERATED)
+)
 REFUSED_OBSERVATIONS = counter("sidestep_refused_observations_total",
                                Handler("refused_observations"),
                                "Observations that were refused because they were negative (the"
@@ -138,6 +149,42 @@ def goodput(shared: tuple[str, ...] = ENGINE_LABELS, *, feature: str = "") -> tu
     )
 
 
+def service(
+    reasons: tuple[str, ...],
+    buckets: tuple[str, str],
+    shared: tuple[str, ...] = ENGINE_LABELS,
+    *,
+    feature: str = "",
+) -> tuple[Row, ...]:
+    """Return the rows whose sums over engines are those of the service, for a dialect with ``reasons``.
+
+    Only engines that send requests have the latencies (``feature``), in ``buckets``: TTFT's and e2e's.
+    """
+    requests, prompt, generated = map(Handler, SERVICE_HANDLERS)
+    built = functools.partial(counter, shared=shared)
+    waited = functools.partial(histogram, shared=shared, feature=feature)
+    return (
+        built(SERVICE_REQUESTS, requests,
+              "Requests that ended, each once in all engines: where prefill and decode are separate,"
+              " at the engine that generates.", own=("reason",), closed=reasons),
+        built(SERVICE_PROMPT, prompt,
+              "Prompt tokens, each once in all engines: where prefill and decode are separate, at the"
+              " engine that computes the prompt. cached: a cache had their KV.", own=("source",),
+              closed=("computed", "cached")),
+        built(SERVICE_GENERATED, generated,
+              "Generated tokens, each once in all engines: without those of a request that another"
+              " engine continues, which generates them again."),
+        waited("sidestep_service_time_to_first_token_seconds", Handler(SERVICE_TTFT),
+               "Time to first token of the requests in sidestep_service_requests_total, observed at"
+               " their end; from the arrival at the engine that computes the prompt, where the"
+               " exporter knows both parts of a request.", buckets=buckets[0]),
+        waited("sidestep_service_e2e_request_latency_seconds", Handler(SERVICE_E2E),
+               "Time from arrival to end of the requests in sidestep_service_requests_total that were"
+               " served; as in sidestep_service_time_to_first_token_seconds.",
+               buckets=buckets[1]),
+    )
+
+
 def request_parts(
     shared: tuple[str, ...] = ENGINE_LABELS, *, feature: str = ""
 ) -> tuple[Row, Row]:
@@ -210,6 +257,8 @@ def tenants(shared: tuple[str, ...] = ENGINE_LABELS, *, feature: str = "") -> tu
               "Prompt tokens whose KV was computed, by tenant."),
         built("sidestep_tenant_cached_prompt_tokens_total", Handler("tenant_cached_tokens"),
               "Prompt tokens whose KV came from a cache, by tenant."),
+        built("sidestep_tenant_transferred_prompt_tokens_total", Handler("tenant_transferred_tokens"),
+              "Prompt tokens whose KV came from the engine that counts them, by tenant."),
         built("sidestep_tenant_generation_tokens_total", Handler("tenant_generated_tokens"),
               "Generated tokens, by tenant."),
         built("sidestep_tenant_queue_seconds_total", Handler("tenant_queue_seconds"),

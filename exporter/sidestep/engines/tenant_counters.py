@@ -17,6 +17,7 @@ HANDLERS = {
     "tenant_failed_requests": "failed",
     "tenant_computed_tokens": "computed",
     "tenant_cached_tokens": "cached",
+    "tenant_transferred_tokens": "transferred",
     "tenant_generated_tokens": "generated",
     "tenant_kv_block_seconds": "held_micros",
     "tenant_queue_seconds": "queue_seconds",
@@ -107,7 +108,9 @@ class TenantCounters:
         for name, counts in tenants.items():
             key = (name,) if name in (self._registry.accounting.tenants or ()) else _OTHER
             if price is not None:
-                counts.cost = price.cost(counts.computed, counts.cached, counts.generated)
+                counts.cost = price.cost(
+                    counts.computed, counts.cached, counts.generated, counts.transferred
+                )
             for field, slot in self._slots.items():
                 if field == "cost" and price is None:
                     continue
@@ -124,12 +127,12 @@ class TenantCounters:
         before: Mapping[str, Number | None],
         now: dict[str, Number | None],
     ) -> None:
-        computed, cached, generated = (
+        added = (
             int((now[field] or 0) - (before[field] or 0))
-            for field in ("computed", "cached", "generated")
+            for field in ("computed", "cached", "generated", "transferred")
         )
         if now["generated"] is not None:
-            cost = price.cost(computed, cached, generated)
+            cost = price.cost(*added)
             engine.values[self._cost_slot] = (self._cost(engine) or 0) + cost
             now["cost"] = self._cost(engine)
 

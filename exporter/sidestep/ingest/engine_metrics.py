@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from sidestep.ingest.health import HealthMonitor
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.registry import Registry
+from sidestep.protocol.messages import KV_TRANSFER
 from sidestep.protocol.receiver import Receiver
 from sidestep.protocol.stream import Stream, StreamState
 from sidestep.telemetry.rows import PER_ENGINE
@@ -44,6 +45,7 @@ def read_metrics(
             lambda engine: [((path,), 1) for path in engine.description.renamed_fields]
         ),
     )
+    read("sidestep_engine_info", engines.samples(lambda engine: [(_info(engine), 1)]))
     _read_health(metrics, registry, health)
     read("sidestep_engines", lambda: [((), len(registry.engines))])
     read("sidestep_series", SeriesCount(registry).reading)
@@ -70,6 +72,11 @@ def read_metrics(
         "sidestep_stream_durable_lag_items",
         of_streams(lambda stream: stream.seq - stream.durable if receiver.durable else 0),
     )
+
+
+def _info(engine: Engine) -> Labels:
+    connectors = engine.info.get(KV_TRANSFER, {}).get("connectors", "")
+    return engine.layout.dialect, engine.role, connectors
 
 
 def _read_health(metrics: SelfMetrics, registry: Registry, health: HealthMonitor) -> None:

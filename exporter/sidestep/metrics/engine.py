@@ -13,10 +13,14 @@ from sidestep.metrics.description import Description
 from sidestep.metrics.engine_state import EngineState, SeriesSettings
 from sidestep.protocol.limits import COUNT_LIMIT
 from sidestep.protocol.messages import (
+    BOTH,
     CORE_INFO,
+    DECODE,
     ENGINE_CORE,
     KV_SAMPLING,
+    KV_TRANSFER,
     LIMITS,
+    PREFILL,
     REQUEST_EVENTS,
     EngineInfo,
 )
@@ -157,6 +161,17 @@ class Engine(EngineState):
         except ValueError:
             return None
         return rate if MIN_SAMPLE_RATE <= rate <= 1.0 else None
+
+    @property
+    def role(self) -> str:
+        """``PREFILL``, ``DECODE`` or ``BOTH``."""
+        role = self.info.get(KV_TRANSFER, {}).get("role", "")
+        return role if role in (PREFILL, DECODE) else BOTH
+
+    @property
+    def external_is_cached(self) -> bool:
+        """Whether prompt tokens from outside come from a cache, not from another engine's request."""
+        return self.info.get(KV_TRANSFER, {}).get("external") == "cached"
 
     @property
     def max_running_requests(self) -> int | None:

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from sidestep.catalog.layout import Layout
 from sidestep.catalog.prices import Prices
+from sidestep.metrics.ended_counter import ended_counter
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.engine_state import Key, Number, SeriesSettings
 from sidestep.metrics.exposed_engines import ExposedEngines
@@ -19,6 +20,7 @@ from sidestep.metrics.trackers import Trackers
 from sidestep.protocol.limits import OTHER
 from sidestep.tracking.kv_blocks.lookups import LookupSettings, LookupTracker
 from sidestep.tracking.kv_blocks.tracker import BlockTracker, Sampling
+from sidestep.tracking.requests.handovers import HandOvers
 from sidestep.tracking.requests.machine import RequestTracker
 from sidestep.tracking.requests.outcomes import RequestSink
 from sidestep.tracking.requests.parallel_samples import SampleGroups
@@ -80,6 +82,7 @@ class Registry(ExposedEngines):
     Attributes:
         refused_blocks: KV blocks that were refused at the capacity, by engine; logged and cleared.
         sample_groups: Groups of parallel samples, which may be spread over engines.
+        hand_overs: Requests that an engine has handed over to another.
         has_exemplars: Whether a histogram has had exemplars.
     """
 
@@ -105,6 +108,7 @@ class Registry(ExposedEngines):
         super().clear()
         self.refused_blocks: Counter[str] = Counter()
         self.sample_groups = SampleGroups()
+        self.hand_overs = HandOvers()
 
     def expire(self, now: float) -> None:
         """Pass on requests that have waited too long for a front end; expire silent engines and old steps."""
@@ -155,7 +159,7 @@ class Registry(ExposedEngines):
                 self.sample_groups,
                 deployment,
                 sink,
-                count_parts,
+                ended_counter(engine, self.hand_overs),
             )
         return trackers.requests
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.engine_state import Key, Number
 from sidestep.protocol.limits import OTHER
-from sidestep.tracking.requests.ended_requests import CountParts
 from sidestep.tracking.requests.parts import KEYS
 
+CountParts = Callable[[Mapping[str, float]], None]
+"""Counter of the parts of a request, in seconds by ``parts.KEYS``."""
 REQUEST_PARTS = "request_parts"
 TENANT_PARTS = "tenant_request_parts"
 """Handlers of the counter of an engine, and of the one by tenant, which has no limits."""

@@ -106,6 +106,7 @@ def log_records(record: RequestRecord, line: bytes, resource: Resource) -> list[
         "gen_ai.provider.name": record.dialect,
         "gen_ai.request.model": record.adapter or record.model,
         "gen_ai.response.id": record.id,
+        "sidestep.join_key": record.join_key,
         "error.type": error_type(record),
     }
     found = LogRecord(
@@ -159,6 +160,9 @@ def _attributes(record: RequestRecord) -> dict[str, Attribute | None]:
         "sidestep.request.key": record.key,
         "sidestep.engine": record.engine,
         "sidestep.tenant": record.tenant,
+        "sidestep.role": record.role,
+        "sidestep.transfer": record.transfer,
+        "sidestep.join_key": record.join_key,
         "sidestep.inter_token_latency.max": record.max_itl_seconds,
         "sidestep.priority": record.priority or None,
         "sidestep.sample": record.sample or None,

@@ -59,6 +59,11 @@ MISSING_FIELDS = "missing_fields"
 """Info key that is not a metric: paths of fields that the engine's release lacks, with ``__`` for a dot.
 The value is ``MISSING`` for a field that the release should have, and ``ABSENT`` for one that it cannot have."""
 MISSING, ABSENT = "missing", "absent"
+KV_TRANSFER = "kv_transfer"
+"""Info key that is not a metric: the engine's ``role`` where prefill and decode are separate, and its
+``connectors``, which transfer KV between engines, joined by commas."""
+PREFILL, DECODE, BOTH = "prefill", "decode", "both"
+"""Roles of an engine: it computes prompts for others, generates from their KV, or does both by itself."""
 
 
 class EngineInfo(msgspec.Struct, array_like=True, gc=False):

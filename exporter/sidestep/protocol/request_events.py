@@ -43,6 +43,11 @@ LIMITS = (
 """Reasons why a step has not admitted the next waiting request; ``none``: no request waits."""
 
 
+WHOLE, HANDED_OVER, RECEIVED = range(3)
+"""What a request is to its engine: all of it; its prompt only, whose KV goes to another engine; or what
+follows a prompt that another engine computes."""
+
+
 class Identity(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """Identity of a request; sent only where the engine's administrator has allowed that.
 
@@ -53,6 +58,7 @@ class Identity(msgspec.Struct, array_like=True, gc=False, frozen=True):
         trace: The W3C ``traceparent``; empty: none.
         priority: As the client gave it.
         labels: Labels that the client gave it, of those that the engine's administrator allows.
+        join: Key that the engines share which compute a prompt and continue it, or its hash; empty: none.
     """
 
     id: Text = ""
@@ -61,6 +67,7 @@ class Identity(msgspec.Struct, array_like=True, gc=False, frozen=True):
     trace: Text = ""
     priority: Annotated[int, Meta(ge=-COUNT_LIMIT, le=COUNT_LIMIT)] = 0
     labels: Annotated[dict[Text, Text], Meta(max_length=MAX_REQUEST_LABELS)] = {}
+    join: Text = ""
 
 
 def id_prefix(text: str) -> str:
@@ -78,6 +85,7 @@ class Queued(msgspec.Struct, array_like=True, gc=False, tag=1):
         identity: None where the sender does not say whose request it is.
         max_tokens: Limit on its output tokens.
         samples: Number of its prompt's parallel samples; 0: unknown.
+        transfer: ``WHOLE``, ``HANDED_OVER`` or ``RECEIVED``.
     """
 
     request: Count
@@ -90,13 +98,21 @@ class Queued(msgspec.Struct, array_like=True, gc=False, tag=1):
     identity: Identity | None = None
     max_tokens: Count | None = None
     samples: Count = 0
+    transfer: Count = WHOLE
 
 
 class Scheduled(msgspec.Struct, array_like=True, gc=False, tag=2):
-    """The request joined the batch, for the first time or again."""
+    """The request joined the batch, for the first time or again.
+
+    Attributes:
+        asked: When it began to wait for KV from another engine, and ``loaded``, when it had it;
+            0: it has not waited, or the sender does not know.
+    """
 
     request: Count
     stamp: Seconds
+    asked: Seconds = 0.0
+    loaded: Seconds = 0.0
 
 
 class Preempted(msgspec.Struct, array_like=True, gc=False, tag=3):
@@ -188,6 +204,7 @@ class Finished(msgspec.Struct, array_like=True, gc=False, tag=5):
         refused: Reason for which it was rejected before any work, or empty.
         cached_tokens: Cached prompt tokens as reported by another engine that computed the
             prompt; None: those of its ``Prompt``.
+        transfer: As in ``Queued``.
     """
 
     request: Count
@@ -202,6 +219,7 @@ class Finished(msgspec.Struct, array_like=True, gc=False, tag=5):
     corrupted: bool = False
     refused: Text = ""
     cached_tokens: Count | None = None
+    transfer: Count = WHOLE
 
 
 class Alive(msgspec.Struct, array_like=True, gc=False, tag=6):
@@ -215,6 +233,7 @@ class Alive(msgspec.Struct, array_like=True, gc=False, tag=6):
     adapter: Text = ""
     identity: Identity | None = None
     max_tokens: Count | None = None
+    transfer: Count = WHOLE
 
 
 Event = Queued | Scheduled | Preempted | Iteration | Finished | Alive

@@ -10,13 +10,17 @@ import msgspec
 
 from sidestep.catalog.slo import AVAILABILITY, LATENCIES
 from sidestep.metrics.engine import Engine
+from sidestep.protocol.messages import BOTH
 from sidestep.protocol.request_events import Identity
 from sidestep.tracking.requests.inflight import Request
 from sidestep.tracking.requests.outcomes import FAILED, EndedRequest
+from sidestep.tracking.requests.parts import PREFILL_REMOTE
 
 UNIDENTIFIED = Identity()
 DIGITS = 6
 """Decimal places of seconds: an engine's clock does not have more."""
+TRANSFERS = ("", "handed_over", "received")
+"""Names of what a request was to its engine, in the order of ``protocol.request_events``."""
 MAX_TIME = 9e9
 """Latest Unix time of a record: a sender's clock may be wrong by any amount."""
 _TRACEPARENT = re.compile(
@@ -57,6 +61,11 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         max_tokens: Limit on output tokens.
         objectives: Whether it met each objective of ``--slo`` that can be decided.
         parts: ``e2e_seconds`` in parts that sum to it, by ``tracking.requests.parts.KEYS``; empty: unknown.
+            ``prefill_remote`` comes on top, where the exporter knows both parts of the request.
+        role: The engine's role: ``prefill``, ``decode`` or ``both``.
+        transfer: ``handed_over`` if another engine continues the request and counts it, ``received`` if
+            another one has computed its prompt; else empty.
+        join_key: What the connectors of both engines call it, as the engine sent it; empty: unknown.
     """
 
     key: str
@@ -94,6 +103,9 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     max_tokens: int | None
     objectives: dict[str, bool]
     parts: dict[str, float] = {}
+    role: str = BOTH
+    transfer: str = ""
+    join_key: str = ""
 
 
 def output_tokens(ended: EndedRequest) -> int:
@@ -113,7 +125,7 @@ def make_record(engine: Engine, ended: EndedRequest, now: float) -> RequestRecor
     trace_id, parent, flags = trace_context(identity.trace) if identity.trace else ("", "", 0)
     queued, first, arrival = request.queued, request.first, request.arrival
     begin = _queued_at(ended, request)
-    labels = engine.labels
+    labels, transfer = engine.labels, ended.transfer
     has_objectives = bool(engine.settings.objectives.names)
     return RequestRecord(
         key=f"{engine.id}/{ended.source:x}/{ended.number}",
@@ -133,14 +145,14 @@ def make_record(engine: Engine, ended: EndedRequest, now: float) -> RequestRecor
         refused=ended.refused,
         arrival=None if arrival is None else _utc(arrival),
         queued=None if begin is None else _utc(begin),
-        e2e_seconds=_rounded(_e2e(ended, request)),
+        e2e_seconds=_rounded(ended.latency),
         queue_seconds=_rounded(_between(queued, request.scheduled)),
         prefill_seconds=_rounded(_between(request.scheduled, first)),
         decode_seconds=_rounded(_between(first, _decoded_until(ended, request))),
         preempted_seconds=round(request.preempted_seconds, DIGITS),
         preemptions=max(ended.preemptions, request.preemptions),
         preempted_at=_preemptions(request) if request.pauses else [],
-        ttft_seconds=_rounded(_ttft(request)),
+        ttft_seconds=_rounded(ended.ttft),
         mean_itl_seconds=_rounded(_mean_itl(request)),
         max_itl_seconds=_rounded(request.longest_gap) or None,
         prompt_tokens=ended.prompt_tokens or request.prompt_tokens,
@@ -150,7 +162,10 @@ def make_record(engine: Engine, ended: EndedRequest, now: float) -> RequestRecor
         extra_tokens=request.extra_tokens,
         max_tokens=request.max_tokens if ended.max_tokens is None else ended.max_tokens,
         objectives=objectives_met(engine, ended, latencies(ended)) if has_objectives else {},
-        parts=_rounded_parts(ended.parts or {}),
+        parts=_rounded_parts(_with_remote(ended)),
+        role=engine.role,
+        transfer=TRANSFERS[transfer] if transfer < len(TRANSFERS) else "",
+        join_key=identity.join,
     )
 
 
@@ -160,9 +175,9 @@ def latencies(ended: EndedRequest) -> dict[str, float | None]:
     if request is None:
         return dict.fromkeys(LATENCIES)
     return {
-        "e2e": _e2e(ended, request),
+        "e2e": _plus(ended.latency, ended.remote),
         "queue": _between(request.queued, request.scheduled),
-        "ttft": _ttft(request),
+        "ttft": _plus(ended.ttft, ended.remote),
         "time_per_output_token": _mean_itl(request),
         "inter_token": request.longest_gap or None,
     }
@@ -189,16 +204,19 @@ def objectives_met(
     return found
 
 
-def _ttft(request: Request) -> float | None:
-    """Return the time from arrival to first token; None if a clock has stepped back, as in histograms."""
-    return request.ttft if request.ttft is not None and request.ttft >= 0.0 else None
+def _with_remote(ended: EndedRequest) -> dict[str, float]:
+    """Return the parts of a request, with what the exporter knows of the engine before."""
+    parts = ended.parts or {}
+    if not ended.remote:
+        return parts
+    return {
+        PREFILL_REMOTE: ended.remote + parts.get(PREFILL_REMOTE, 0.0),
+        **{key: seconds for key, seconds in parts.items() if key != PREFILL_REMOTE},
+    }
 
 
-def _e2e(ended: EndedRequest, request: Request) -> float | None:
-    """Return the time from arrival to end: the front end's where it reports such, else the core's."""
-    if ended.e2e is None:
-        return _between(request.arrival, ended.wall)
-    return ended.e2e if ended.e2e >= 0.0 else None
+def _plus(seconds: float | None, more: float) -> float | None:
+    return None if seconds is None else seconds + more
 
 
 def _ended_at(ended: EndedRequest, request: Request, now: float) -> float:

@@ -190,7 +190,7 @@ class EngineRequests:
 
     def end(self, ended: EndedRequest) -> None:
         """Record a request that ended."""
-        if self._goodput and ended.reason not in FAILED:
+        if self._goodput and ended.is_service and ended.reason not in FAILED:
             met = objectives_met(self._engine, ended, latencies(ended))
             if all(met.values()):
                 tenant = "" if ended.request is None else ended.request.tenant

@@ -74,7 +74,7 @@ CONTENTS = (
         "retired": "SavedEngine.is_exposed SavedEngine.totals",
         "limited": "SavedProcess.limited", "sample_groups": "GroupState",
     }, "layouts series tracking accounting reserved is_exposed wall has_exemplars version _label_keys parts"
-        " quota refused_blocks"),
+        " quota refused_blocks hand_overs"),
     Held(Engine, _same("Totals", "created restarts gauge_stamp last_seen") | {
         "id": "Head.engine", "layout": "Head.engine", "labels": "Head.engine SavedEngine.has_origin",
         "description": "Head.engine Head.core_info", "values": "Head.scalars Totals.scalars",
@@ -108,13 +108,14 @@ CONTENTS = (
         "processes": "TrackerState.processes", "sources": "TrackerState.source TrackerState.sources",
         "limits": "TrackerState.limits",
     }, "settings traces block_size _sink _now _max_expired _out"),
-    Held(EndedRequests, {"reports": "TrackerState.front_ends"}, "_sink _count_parts"),
+    Held(EndedRequests, {"reports": "TrackerState.front_ends"}, "_sink _count"),
     Held(PartsTracker, {"times": "TrackerState.times"}, "_undivided"),
     Held(InFlight, _same("TrackerState", "prefilling given_up cut_off") | {
         "live": "RequestsState.numbers RequestsState.requests",
     }, "capacity max_age preempted waiting_tokens waiting_prompt_tokens prefill_tokens adapters limited untracked"
         " _shared_capacity _check_at"),
-    Held(OutputTracker, {"last_step": "TrackerState.step"}, "notes_gaps _requests _front_ends _parts _latency"),
+    Held(OutputTracker, {"last_step": "TrackerState.step"}, "notes_gaps role external_is_cached has_hand_overs"
+        " block_size _requests _front_ends _parts _latency"),
     Held(LimitTimes, _same("LimitState", "limit since busy"), ""),
     Held(FrontEndReports, _same("FrontEndState", "sent received ends held"), "expected _since"),
     Held(EngineSamples, _same("TrackerState", "known_until interrupted_until") | {"observed": "GroupState"},

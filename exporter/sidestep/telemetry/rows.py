@@ -71,6 +71,9 @@ ROWS: tuple[SelfRow, ...] = (
     _gauge("sidestep_engine_up",
            "1 while a stream feeds the engine, 0 once all of its streams, or that of its core,"
            " have closed or have been silent for 30 s.", *PER_ENGINE),
+    _gauge("sidestep_engine_info",
+           "Always 1; dialect is the kind of engine, role is prefill, decode or both, and connectors"
+           " transfer its KV.", *PER_ENGINE, "dialect", "role", "connectors"),
     _gauge("sidestep_engine_last_seen_timestamp_seconds",
            "Unix time of the engine's last item, from any of its processes.", *PER_ENGINE),
     _counter("sidestep_engine_restarts_total",

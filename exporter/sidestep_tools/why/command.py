@@ -14,7 +14,7 @@ from sidestep_tools.web_client.output import show, show_json
 from sidestep_tools.why.analysis import GRAVE, NO_ROW, Report, Row, report
 from sidestep_tools.why.evidence import CurvePoint
 from sidestep_tools.why.sources import Exporter, from_file
-from sidestep_tools.why.text import report_lines, request_lines
+from sidestep_tools.why.text import joined_line, report_lines, request_lines
 from sidestep_tools.why.timeline import EngineTimeline, Phase, Record, Timeline, phases_of
 from sidestep_tools.why.trace import trace
 
@@ -46,7 +46,7 @@ class Question(NamedTuple):
 
     Attributes:
         engine: Name or identity of the only engine to look at; empty: all.
-        request: Id of a request; empty: none.
+        request: Id of a request, or what its parts on several engines have in common; empty: none.
         slowest: Number of requests to show, the slowest first; 0: none.
     """
 
@@ -56,12 +56,17 @@ class Question(NamedTuple):
 
 
 async def why(
-    source: str | Path, question: Question, access: Access, *, minutes: int, as_json: bool
+    sources: Sequence[str | Path],
+    question: Question,
+    access: Access,
+    *,
+    minutes: int,
+    as_json: bool,
 ) -> None:
     """Say why requests are slow, or where the time of some of them went.
 
     Args:
-        source: An exporter's address, or a file.
+        sources: Exporters' addresses, or a file; several only for requests.
         question: What to say.
         access: Access to the exporter.
         minutes: How many of its last minutes to look at.
@@ -72,17 +77,21 @@ async def why(
         RunError: The exporter does not answer.
     """
     wants_requests = bool(question.request or question.slowest)
-    if isinstance(source, Path):
-        reports = _reports(timeline := _only(from_file(source), question.engine))
-    else:
-        async with _with_password(access).session() as session:
-            exporter = Exporter(session, source)
-            timeline = _only(await exporter.timeline(minutes), question.engine)
-            curves = {} if wants_requests else await exporter.curves()
-            rows = {} if wants_requests else await exporter.rows()
-        reports = _reports(timeline, curves, rows)
+    engines: list[EngineTimeline] = []
+    reports: list[Report] = []
+    for source in sources:
+        if isinstance(source, Path):
+            reports += _reports(timeline := _only(from_file(source), question.engine))
+        else:
+            async with access.with_password().session() as session:
+                exporter = Exporter(session, source)
+                timeline = _only(await exporter.timeline(minutes), question.engine)
+                curves = {} if wants_requests else await exporter.curves()
+                rows = {} if wants_requests else await exporter.rows()
+            reports += [] if wants_requests else _reports(timeline, curves, rows)
+        engines += timeline.engines
     if wants_requests:
-        _show_requests(_chosen(timeline, question), as_json=as_json)
+        _show_requests(_chosen(engines, question), as_json=as_json)
     elif as_json:
         show_json(Reports(reports))
     elif reports:
@@ -103,7 +112,7 @@ async def write_trace(
     if isinstance(source, Path):
         timeline = from_file(source)
     else:
-        async with _with_password(access).session() as session:
+        async with access.with_password().session() as session:
             timeline = await Exporter(session, source).timeline(minutes)
     made = trace(_only(timeline, engine))
     _write(output, msgspec.json.encode(made))
@@ -115,10 +124,6 @@ def _write(path: Path, data: bytes) -> None:
         path.write_bytes(data)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
-
-
-def _with_password(access: Access) -> Access:
-    return access.with_password()
 
 
 def _only(timeline: Timeline, name: str) -> Timeline:
@@ -164,20 +169,29 @@ def _share_limits(engines: Sequence[EngineTimeline]) -> None:
                         engine.limit_seconds[limit] = known + seconds
 
 
-def _chosen(timeline: Timeline, question: Question) -> list[tuple[EngineTimeline, Record]]:
-    """Return the requests of which the question asks.
+def _chosen(
+    engines: Sequence[EngineTimeline], question: Question
+) -> list[tuple[EngineTimeline, Record]]:
+    """Return the requests of which the question asks: of one request all parts, in their order.
 
     Raises:
         ConfigError: There is no request of this id.
     """
-    known = [(engine, record) for engine in timeline.engines for record in engine.requests]
+    known = [(engine, record) for engine in engines for record in engine.requests]
     if question.request:
-        known = [each for each in known if question.request in (each[1].id, each[1].key)]
+        named = [
+            record
+            for _, record in known
+            if question.request in (record.key, *(key for _, key in record.join_keys))
+        ]
+        keys = set[tuple[str, str]]().union(*(record.join_keys for record in named))
+        known = [each for each in known if each[1] in named or each[1].join_keys & keys]
         if not known:
             raise ConfigError(
                 f"request {question.request}: none with this id or key has ended in this time; engines send"
                 " ids only if their administrator allows it (docs/requests.md), --slowest N shows keys"
             )
+        return sorted(known, key=lambda each: each[1].arrival or each[1].time)
     known.sort(key=lambda each: -(each[1].e2e_seconds or 0.0))
     return known[: question.slowest or None]
 
@@ -190,5 +204,7 @@ def _show_requests(requests: Sequence[tuple[EngineTimeline, Record]], *, as_json
         show_json(RequestTimelines(found))
     elif not requests:
         show(["no request has ended in this time"])
+    elif joined := joined_line([record for _, record in requests]):
+        show([joined])
     for engine, record in () if as_json else requests:
         show(request_lines(engine, record))

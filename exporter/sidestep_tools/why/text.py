@@ -69,12 +69,31 @@ def _others_line(others: Sequence[Report]) -> str:
     return f"{len(others)} other engines (--engine NAME): {', '.join(texts)}"
 
 
+def joined_line(records: Sequence[Record]) -> str:
+    """Return a line on a request that one engine has handed over to another; empty if these are none."""
+    by_part = {record.transfer: record for record in records if record.arrival is not None}
+    first, second = by_part.get("handed_over"), by_part.get("received")
+    if first is None or second is None or first.arrival is None or second.arrival is None:
+        return ""
+    remote = (second.arrival - first.arrival).total_seconds()
+    prefill = first.e2e_seconds or 0.0
+    parts = f"prefill_remote {duration(prefill)} on engine {first.engine}"
+    if remote > prefill:
+        parts += f", {duration(remote - prefill)} until it arrived on engine {second.engine}"
+    ttft, e2e = (
+        None if seconds is None else seconds + remote
+        for seconds in (second.ttft_seconds, second.e2e_seconds)
+    )
+    return f"{second.name}: TTFT {duration(ttft)}, e2e {duration(e2e)} over both engines: {parts}"
+
+
 def request_lines(engine: EngineTimeline, record: Record) -> Iterator[str]:
     """Yield the time line of a request: its phases, each with its parts."""
     phases = phases_of(record)
     arrived = f", arrived {record.arrival:%H:%M:%S.%f} UTC" if record.arrival is not None else ""
+    part = f", {record.transfer.replace('_', ' ')}" if record.transfer else ""
     yield (
-        f"{record.name} (engine {engine.engine}, {record.reason}): TTFT {duration(record.ttft_seconds)},"
+        f"{record.name} (engine {engine.engine}, {record.reason}{part}): TTFT {duration(record.ttft_seconds)},"
         f" e2e {duration(record.e2e_seconds)}, {record.prompt_tokens:,} prompt tokens"
         f" ({record.cached_tokens:,} cached), {record.output_tokens:,} output tokens{arrived}"
     )

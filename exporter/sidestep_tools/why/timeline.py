@@ -50,11 +50,21 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: Count = 0
     output_tokens: Count = 0
     parts: dict[str, Seconds] | None = None
+    role: str = ""
+    transfer: str = ""
+    join_key: str = ""
+    trace_id: str = ""
 
     @property
     def name(self) -> str:
         """Its id as the client knows it, else its key."""
         return self.id or self.key
+
+    @property
+    def join_keys(self) -> set[tuple[str, str]]:
+        """What its parts on several engines have in common: any one of these."""
+        found = {(name, getattr(self, name)) for name in ("id", "join_key", "trace_id")}
+        return {(name, key) for name, key in found if key}
 
 
 class Steps(msgspec.Struct, kw_only=True):
@@ -161,7 +171,7 @@ class Phase(msgspec.Struct, frozen=True):
 
 PHASES = {
     FRONT_END_IN: (FRONT_END_IN,),
-    "queue": (QUEUE,),
+    "queue": (QUEUE, "transfer"),
     PREFILL: (PREFILL, "prefill_gap"),
     DECODE: (DECODE, "interference", PREEMPTED, "recompute", "stalled"),
     FRONT_END_OUT: (FRONT_END_OUT,),

@@ -56,7 +56,7 @@ def test_options_become_features(monkeypatch: pytest.MonkeyPatch) -> None:
     (info,) = description.engine_infos
 
     assert set(description.features) == {
-        "spec_decode", "nan_check", "lora", "kv_consumer", "kv_cache_metrics", "nixl",
+        "spec_decode", "nan_check", "lora", "kv_consumer", "kv_cache_metrics", "nixl", "kv_transfer",
     }  # fmt: skip
     assert description.stream.endswith("/engine2/api3")
     assert info.closed == {"position": ["0", "1"]}
@@ -65,8 +65,61 @@ def test_options_become_features(monkeypatch: pytest.MonkeyPatch) -> None:
         "sidestep": __version__,
     }
     limits = {"max_running_requests": "128", "max_step_tokens": "512"}
-    assert info.info == {"lora": {"max_lora": "4"}, "limits": limits}
+    transfer = {"role": "both", "connectors": "NixlConnector"}
+    assert info.info == {"lora": {"max_lora": "4"}, "limits": limits, "kv_transfer": transfer}
     assert info.bounds["request_latency"] == [1.0, 2.0]
+
+
+def multi(*parts: tuple[str, str]) -> dict[str, Any]:
+    """Return the configuration of a MultiConnector."""
+    named = [{"kv_connector": name, "kv_role": role} for name, role in parts]
+    return {
+        "kv_connector": "MultiConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"connectors": named},
+    }
+
+
+@pytest.mark.parametrize(
+    ("transfer", "expected"),
+    [
+        ({}, None),
+        (
+            {"kv_connector": "P2pNcclConnector", "kv_role": "kv_producer"},
+            "prefill P2pNcclConnector",
+        ),
+        (
+            {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_consumer"},
+            "decode LMCacheConnectorV1",
+        ),
+        ({"kv_connector": "NixlConnector", "kv_role": "kv_both"}, "both NixlConnector"),
+        (
+            {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"},
+            "both OffloadingConnector cached",
+        ),
+        (
+            multi(("MooncakeConnector", "kv_producer"), ("OffloadingConnector", "kv_both")),
+            "prefill MooncakeConnector,OffloadingConnector",
+        ),
+        (
+            multi(("NixlConnector", "kv_producer"), ("MooncakeConnector", "kv_consumer")),
+            "both NixlConnector,MooncakeConnector",
+        ),
+        (
+            multi(("LMCacheConnectorV1", "kv_both"), ("OffloadingConnector", "kv_both")),
+            "both LMCacheConnectorV1,OffloadingConnector cached",
+        ),
+    ],
+)
+def test_the_role_follows_from_the_connectors(
+    transfer: dict[str, Any], expected: str | None
+) -> None:
+    """Caches beside a connector do not change it; what caches alone load is cached."""
+    described = describe(config(kv_transfer_config=SimpleNamespace(**transfer)), [0])
+    found = described.engine_infos[0].info.get("kv_transfer")
+
+    assert (found and " ".join(found.values())) == expected
+    assert ("kv_transfer" in described.features) == (expected is not None)
 
 
 def test_the_engines_release_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:

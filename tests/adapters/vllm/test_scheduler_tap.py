@@ -11,10 +11,13 @@ from scheduler_taps import Bench
 from sidestep.protocol.iteration_stats import FINISH_REASONS
 from sidestep.protocol.request_events import (
     ALL_KNOWN,
+    HANDED_OVER,
     MAX_EVENTS,
     PREEMPTED,
+    RECEIVED,
     RUNNING,
     WAITING,
+    WHOLE,
     Alive,
     Finished,
     Identity,
@@ -25,6 +28,7 @@ from sidestep.protocol.request_events import (
     Scheduled,
 )
 from sidestep_adapters.publisher.request_identity import IdentityMaker, identity_maker
+from sidestep_adapters.vllm.scheduler_tap import HeldKv
 
 ABORT = FINISH_REASONS.index("abort")
 
@@ -443,3 +447,83 @@ def test_the_variable(
     monkeypatch.setenv("SIDESTEP_REQUEST_IDENTITY", value)
     assert identity_maker().is_on == is_on
     assert len(caplog.records) == warns
+
+
+TRANSFERS = {
+    "plain": (None, WHOLE, ""),
+    "prefill": ({"do_remote_decode": True}, HANDED_OVER, "prefill"),
+    # NIXL takes the flag away once it has asked for the KV.
+    "fetched": ({"do_remote_prefill": False, "remote_request_id": "p-1"}, RECEIVED, "p-1"),
+    # In both directions: an earlier turn's blocks are at the decode engine.
+    "again": ({"do_remote_decode": True, "remote_request_id": "d-1"}, HANDED_OVER, "again"),
+    "mooncake": ({"do_remote_prefill": True, "transfer_id": "x"}, RECEIVED, "x"),
+    "flag": ({"do_remote_prefill": True}, RECEIVED, ""),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFERS)
+def test_what_a_request_is_to_its_engine(name: str) -> None:
+    """Its events say so, also to an exporter that has missed its beginning, with the connectors' name of it."""
+    params, transfer, join = TRANSFERS[name]
+    bench = Bench(identities=IdentityMaker("full"))
+    request = bench.ask(name, kv_transfer_params=params)
+    found = [*bench.events(), *(e for i in bench.tap.events.current_state() for e in i.events)]
+    bench.tap.freed(request)
+    found += bench.events()
+
+    assert [type(event) for event in found] == [Queued, Alive, Finished]
+    assert [getattr(event, "transfer", None) for event in found] == [transfer] * 3
+    assert [e.identity.join for e in found if isinstance(e, Queued | Alive) and e.identity] == [
+        join
+    ] * 2
+
+
+def test_a_request_that_waits_for_kv(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first event in the batch has the time of the wait; a request that has not waited has none."""
+    now = 4.0
+    monkeypatch.setattr("sidestep_adapters.vllm.scheduler_tap._monotonic", lambda: now)
+    bench = Bench()
+    for name in ("fetches", "computes"):
+        bench.ask(name)
+        bench.tap.fetching(name, "waiting_to_start")
+    bench.tap.fetching("fetches", "in_progress")
+    now = 6.5
+    bench.tap.fetching("fetches", "completed_waiting")
+    now = 9.0
+    bench.tap.fetching("fetches", None)
+    bench.schedule("fetches", "computes")
+
+    assert bench.of(Scheduled) == [Scheduled(1, 2.0, 4.0, 6.5), Scheduled(2, 2.0)]
+
+
+class Referenced(SimpleNamespace):
+    """An object that weak references can have."""
+
+
+def test_kv_that_is_held_for_another_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that have ended and are still known, their blocks, and the longest time of one of them."""
+    now = 1.0
+    monkeypatch.setattr("sidestep_adapters.vllm.scheduler_tap._monotonic", lambda: now)
+    blocks = {"runs": ([1, 2],), "held": ([3, 4, 5], [6]), "later": ([7], [])}
+    requests = {
+        name: SimpleNamespace(request_id=name, is_finished=lambda name=name: name != "runs")
+        for name in ("runs", "held")
+    }
+    scheduler = Referenced(
+        connector=object(),
+        requests=requests,
+        kv_cache_manager=SimpleNamespace(get_block_ids=blocks.__getitem__),
+    )
+    held = HeldKv(scheduler)
+
+    def values() -> list[float]:
+        return [family.samples[0].value for family in held.families()]
+
+    assert values() == [1, 4, 0.0]
+    now = 3.5
+    requests["later"] = SimpleNamespace(request_id="later", is_finished=lambda: True)
+    assert values() == [2, 5, 2.5]
+    del requests["held"]
+    assert values() == [1, 1, 0.0]
+    scheduler.connector = None
+    assert values() == []

@@ -883,6 +883,13 @@ groups:
             )
           )
         labels: {dialect: triton}
+      # Each request and token once, also where prefill and decode have engines of their own (pd.md).
+      - record: model:service_requests:rate5m
+        expr: sum by (cluster, namespace, job, model_name) (rate(sidestep_service_requests_total[5m]))
+      - record: model:service_prompt_tokens:rate5m
+        expr: sum by (cluster, namespace, job, model_name) (rate(sidestep_service_prompt_tokens_total[5m]))
+      - record: model:service_generation_tokens:rate5m
+        expr: sum by (cluster, namespace, job, model_name) (rate(sidestep_service_generation_tokens_total[5m]))
       # vLLM reports clients' aborts only if its core is tapped (vllm-core.md).
       - record: model:requests_aborted:rate5m
         expr: sum by (cluster, namespace, job, model_name) (rate(vllm:request_success_total{finished_reason="abort"}[5m]))
@@ -987,9 +994,11 @@ groups:
       # In the currency of --prices.model, per second.
       - record: model:token_cost:rate5m
         expr: sum by (cluster, namespace, job, model_name) (rate(sidestep_cost_total[5m]))
-      # Prompt tokens once, cached ones included, and generated ones.
+      # Prompt tokens once, cached ones included, and generated ones; pages of other exporters have no service's.
       - record: model:tokens:rate5m
         expr: |-
+          model:service_prompt_tokens:rate5m + model:service_generation_tokens:rate5m
+          or
           sum by (cluster, namespace, job, model_name) (
             model:prompt_tokens:rate5m + model:generation_tokens:rate5m
           )

@@ -16,21 +16,24 @@ from sidestep.engines.lookup_counters import LookupCounters
 from sidestep.engines.sglang import request_rows
 from sidestep.engines.sglang.rows import QUEUES, ROUTING_KEY_BOUNDS, ROUTING_KEYS
 from sidestep.engines.sglang.wire import QueueCount, SglangRequest, SglangRequests, SglangStats
+from sidestep.engines.shared_rows import SERVICE_HANDLERS
 from sidestep.engines.tenant_counters import TenantCounters, Total
+from sidestep.metrics.ended_counter import ended_counter
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.engine_state import Number
 from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.registry import Registry
-from sidestep.metrics.request_parts import part_counter
 from sidestep.metrics.self_described import add_samples
 from sidestep.metrics.trackers import Trackers
 from sidestep.protocol.cache_lookups import CacheLookups
 from sidestep.protocol.limits import OTHER
+from sidestep.protocol.messages import DECODE, PREFILL
+from sidestep.protocol.request_events import HANDED_OVER, RECEIVED, WHOLE
 from sidestep.protocol.self_described import Samples
 from sidestep.tracking.requests.inflight import Request
 from sidestep.tracking.requests.outcomes import EndedRequest, RequestSink, TenantCounts
-from sidestep.tracking.requests.parts import FRONT_END_IN, QUEUE_UNKNOWN
+from sidestep.tracking.requests.parts import FRONT_END_IN, PREFILL_REMOTE, QUEUE_UNKNOWN
 
 TOTAL = ("",)
 """The key for a queue's requests of all priorities."""
@@ -50,14 +53,33 @@ def _own(family: str) -> Total:
     return lambda engine: _own_total(engine, family)
 
 
+def _unless(role: str, total: Total) -> Total:
+    """Return a reader of a counter that engines of ``role`` leave to the others."""
+
+    def read(engine: Engine) -> Number | None:
+        found = total(engine)
+        return found and 0 if engine.role == role else found
+
+    return read
+
+
+def _transferred(engine: Engine) -> Number | None:
+    prompt = _own_total(engine, PROMPT)
+    return prompt if engine.role == DECODE else prompt and 0
+
+
 _TOTALS: Mapping[str, Total] = {
-    "ended": _own("sglang:num_requests_total"),
-    "failed": _own("sglang:num_aborted_requests_total"),
-    "computed": _computed,
-    "cached": _own(CACHED),
-    "generated": _own("sglang:generation_tokens_total"),
+    "ended": _unless(PREFILL, _own("sglang:num_requests_total")),
+    "failed": _unless(PREFILL, _own("sglang:num_aborted_requests_total")),
+    "computed": _unless(DECODE, _computed),
+    "cached": _unless(DECODE, _own(CACHED)),
+    "transferred": _transferred,
+    "generated": _unless(PREFILL, _own("sglang:generation_tokens_total")),
 }
-"""The tokenizer's own counters, to which the counters by tenant add up."""
+"""The service's part of the tokenizer's own counters, to which the counters by tenant add up.
+
+All requests of an engine for decode come with the KV of another engine, which has counted their prompts.
+"""
 
 
 class SglangHandlers(Handlers):
@@ -76,6 +98,10 @@ class SglangHandlers(Handlers):
         self._queues = [(name, layout.handler_slot(f"queue:{name}")) for name in QUEUES]
         self._keys = [(name, layout.handler_slot(f"routing_keys:{name}")) for name in ROUTING_KEYS]
         self._ended = layout.handled[request_rows.ENDED]
+        self._service, prompt, generated = (layout.handled[name] for name in SERVICE_HANDLERS)
+        slots = (*prompt.slots[:2], generated.slots[0])
+        self._service_slots = dict(zip(("computed", "cached", "generated"), slots, strict=True))
+        self.update_service = self._update_service
         self.tenants = TenantCounters(layout, registry, _TOTALS)
         self.appliers = {
             SglangStats: self._stats,
@@ -124,27 +150,37 @@ class SglangHandlers(Handlers):
             tenant = "" if sink is None else sink.tenant(each.identity, each.adapter)
             request = _request(each, tenant)
             if tenant:
-                _count(tenants[tenant], each, request)
+                _count(tenants[tenant], each, request, engine.role)
             if each.recorded:
-                self._end(engine, sink, _ended(each, item.source, request))
-        if sink is not None:
+                self._end(engine, sink, _ended(each, item.source, request, engine.role))
+        if sink is not None and engine.role != PREFILL:
             for abort in item.aborted:
                 tenants[sink.tenant(abort.identity, abort.adapter)].failed += 1
         if self.registry.accounting.is_on and self.tenants is not None:
             self.tenants.settle(engine, tenants)
         if item.unseen:
             self.registry.add(engine, self._ended, OTHER, item.unseen)
+            if engine.role != PREFILL:
+                self.registry.add(engine, self._service, OTHER, item.unseen)
             if sink is not None:
                 sink.lose(item.unseen)
 
     def _end(self, engine: Engine, sink: RequestSink | None, ended: EndedRequest) -> None:
         """Count a request, and pass it on."""
         self.registry.add(engine, self._ended, ended.reason, 1)
-        count_parts = part_counter(engine)
-        if ended.parts and count_parts is not None:
-            count_parts(ended.parts)
+        if ended.is_service:
+            self.registry.add(engine, self._service, ended.reason, 1)
+        count = ended_counter(engine, self.registry.hand_overs)
+        if count is not None:
+            count(ended)
         if sink is not None:
             sink.end(ended)
+
+    def _update_service(self, engine: Engine) -> None:
+        for field, slot in self._service_slots.items():
+            total = _TOTALS[field](engine)
+            if total is not None:
+                engine.values[slot] = total
 
     def lose_requests(self, engine: Engine, ended: int) -> None:
         """Count requests that ended while their events were folded."""
@@ -158,9 +194,7 @@ def availability_counts(engine: Engine) -> AvailabilityCounts | None:
 
     SGLang counts aborted requests among those that finished.
     """
-    finished, aborted = (
-        _own_total(engine, f"sglang:num_{name}_total") for name in ("requests", "aborted_requests")
-    )
+    finished, aborted = (_TOTALS[name](engine) for name in ("ended", "failed"))
     if finished is None and aborted is None:
         return None
     return max((finished or 0) - (aborted or 0), 0), aborted or 0
@@ -199,7 +233,7 @@ def _request(each: SglangRequest, tenant: str) -> Request:
     )
 
 
-def _ended(each: SglangRequest, source: int, request: Request) -> EndedRequest:
+def _ended(each: SglangRequest, source: int, request: Request, role: str) -> EndedRequest:
     return EndedRequest(
         each.number,
         source,
@@ -212,15 +246,17 @@ def _ended(each: SglangRequest, source: int, request: Request) -> EndedRequest:
         each.retractions,
         each.max_tokens,
         each.refused,
-        parts=_parts(each),
+        parts=_parts(each, role),
+        transfer={PREFILL: HANDED_OVER, DECODE: RECEIVED}.get(role, WHOLE),
     )
 
 
-def _parts(each: SglangRequest) -> dict[str, float] | None:
+def _parts(each: SglangRequest, role: str) -> dict[str, float] | None:
     """Return the parts of a request's latency that a tokenizer knows; None if they are out of order.
 
     A request that never got as far as a stage was in the one before until its end. The queue's limit,
-    other requests' prefill and the recomputation after a retraction are unknown.
+    other requests' prefill and the recomputation after a retraction are unknown. An engine for decode
+    has a request in its queue once another engine has computed and sent its prompt.
     """
     reached = [each.created, each.queued, each.scheduled, each.first]
     stages = [stage for stage in reached if stage is not None]
@@ -229,7 +265,8 @@ def _parts(each: SglangRequest) -> dict[str, float] | None:
     times = [*stages, each.ended]
     if times != sorted(times):
         return None
-    names = (FRONT_END_IN, QUEUE_UNKNOWN, "prefill", "decode")
+    before_queue = PREFILL_REMOTE if role == DECODE else FRONT_END_IN
+    names = (before_queue, QUEUE_UNKNOWN, "prefill", "decode")
     found = {n: after - before for n, (before, after) in zip(names, pairwise(times), strict=False)}
     # The scheduler retracts requests that decode.
     preempted = min(each.preempted_seconds, found.get("decode", 0.0))
@@ -239,12 +276,15 @@ def _parts(each: SglangRequest) -> dict[str, float] | None:
     return {name: seconds for name, seconds in found.items() if seconds > 0.0}
 
 
-def _count(counts: TenantCounts, each: SglangRequest, request: Request) -> None:
-    """Count a request for its tenant; its tokens only if the engine's own counters have them."""
-    if each.counted:
-        counts.ended += 1
+def _count(counts: TenantCounts, each: SglangRequest, request: Request, role: str) -> None:
+    """Count a request for its tenant as ``_TOTALS`` do: its tokens only if the engine has counted them."""
+    if each.counted and role == DECODE:
+        counts.transferred += each.prompt_tokens
+    elif each.counted:
         counts.computed += max(each.prompt_tokens - each.cached_tokens, 0)
         counts.cached += each.cached_tokens
+    if each.counted and role != PREFILL:
+        counts.ended += 1
         counts.generated += each.output_tokens
     if each.scheduled is not None:
         if each.queued is not None:

@@ -15,6 +15,7 @@ ENDED = "ended_requests"
 """Handler of the requests that ended."""
 ENDED_REQUESTS = "sidestep_ended_requests_total"
 REASONS = ("stop", "length", "abort", "error", "refused")
+_BUCKETS = "sglang_time_to_first_token", "sglang_e2e_request_latency"
 _LOADS_SECONDS = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0)
 
 # The table is laid out by hand: name above text, two lines a row.
@@ -71,6 +72,7 @@ REQUESTS: tuple[Row, ...] = (
         closed=REASONS,
         shared=_T.shared,
     ),
+    *shared_rows.service(REASONS, _BUCKETS, _T.shared),
     *shared_rows.request_parts(_T.shared),
     *shared_rows.goodput(_T.shared),
     *shared_rows.tenants(_T.shared),

@@ -77,6 +77,7 @@ DIALECT: Dialect = Dialect(
         PRICED: "the exporter's --prices.model",
         "cudagraph": "vLLM's --cudagraph-metrics",
         "lora": "vLLM's --enable-lora",
+        "kv_transfer": _CONNECTOR,
         "kv_offload": _CONNECTOR,
         "nixl": _CONNECTOR,
         "mooncake": _CONNECTOR,

@@ -11,9 +11,18 @@ from sidestep.catalog.slo import SLO_REQUESTS, SLO_UNDECIDED
 from sidestep.engines import lookup_counters, tenant_counters
 from sidestep.engines.handlers import Handlers, increase
 from sidestep.engines.lookup_counters import LookupCounters
+from sidestep.engines.shared_rows import (
+    RECEIVED_PROMPT,
+    SERVICE_GENERATED,
+    SERVICE_HANDLERS,
+    SERVICE_PROMPT,
+    SERVICE_REQUESTS,
+)
 from sidestep.engines.tenant_counters import TenantCounters, Total
 from sidestep.engines.vllm.rows import E2E, TTFT
+from sidestep.engines.vllm.service_counters import ServiceCounters
 from sidestep.engines.vllm.wire import FrontEndLatencies
+from sidestep.metrics.ended_counter import SERVICE_E2E, SERVICE_TTFT
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.engine_state import Number
 from sidestep.metrics.exemplars import exemplar
@@ -36,29 +45,20 @@ from sidestep.tracking.requests.outcomes import Outcomes, TracedLatency
 
 FAILED = ("abort", "error")
 """Finish reasons that count as failures."""
-_ENDS, _PROMPT, _SOURCES, _GENERATED, _HELD = (
-    "vllm:request_success_total",
-    "vllm:prompt_tokens_total",
-    "vllm:prompt_tokens_by_source_total",
-    "vllm:generation_tokens_total",
-    "sidestep_kv_block_seconds_total",
-)
 
 
 def tenant_totals(layout: Layout) -> Mapping[str, Total]:
-    """Return readers of vLLM's counters by field of ``TenantCounts``."""
-    ends, sources = layout.find(_ENDS), layout.find(_SOURCES)
-    cached = _sum_of(sources.slots[1 : len(sources.row.closed)])
-    prompt = _sum_of(layout.find(_PROMPT).slots)
-    assert sources.row.closed[0] == "local_compute"
+    """Return readers of the service's counters by field of ``TenantCounts``."""
+    ends, sources = layout.find(SERVICE_REQUESTS), layout.find(SERVICE_PROMPT)
+    received = layout.find(RECEIVED_PROMPT)
     return {
         "ended": _sum_of(ends.slots),
         "failed": _sum_of([ends.slots[ends.row.closed.index(reason)] for reason in FAILED]),
-        # Engines without the tap, whose cost is counted too, may have no sources.
-        "computed": lambda engine: prompt(engine) - cached(engine),
-        "cached": cached,
-        "generated": _sum_of(layout.find(_GENERATED).slots),
-        "held_micros": _sum_of(layout.find(_HELD).slots),
+        "computed": _sum_of(sources.slots[:1]),
+        "cached": _sum_of(sources.slots[1:2]),
+        "transferred": _sum_of([received.slots[received.row.closed.index("external_kv_transfer")]]),
+        "generated": _sum_of(layout.find(SERVICE_GENERATED).slots),
+        "held_micros": _sum_of(layout.find("sidestep_kv_block_seconds_total").slots),
     }
 
 
@@ -89,6 +89,7 @@ class EventHandlers(Handlers):
         "goodput_requests", "goodput_tokens", "tenant_goodput_requests", "tenant_goodput_tokens",
         "front_end_hop", "longest_preemption", "refused_requests", "requests_by_state",
         "step_limit_seconds", "steps_by_limit", "untracked_requests", REQUEST_PARTS, TENANT_PARTS, COST,
+        SERVICE_TTFT, SERVICE_E2E, *SERVICE_HANDLERS,
         *tenant_counters.HANDLERS, *lookup_counters.HANDLERS,
     }  # fmt: skip
 
@@ -106,6 +107,8 @@ class EventHandlers(Handlers):
         self._refused = handled["refused_requests"]
         self._limit_seconds = handled["step_limit_seconds"]
         self._limit_steps = handled["steps_by_limit"]
+        self.service = ServiceCounters(layout)
+        self.update_service = self.service.update
         self.tenants = TenantCounters(layout, registry, tenant_totals(layout))
         self._untracked = handled["untracked_requests"]
         self._omitted = layout.handler_slot("refused_observations")
@@ -135,6 +138,8 @@ class EventHandlers(Handlers):
             check_events(item)
         tracker = self.registry.requests_of(engine)
         tracker.block_size = engine.block_size
+        tracker.outputs.role, tracker.outputs.block_size = engine.role, engine.block_size
+        tracker.outputs.external_is_cached = engine.external_is_cached
         reports = tracker.ended.reports
         reports.expected = bool(engine.feeds.front_ends)
         outcomes = tracker.apply(item)
@@ -156,6 +161,7 @@ class EventHandlers(Handlers):
             self.registry.add(engine, self._limit_steps, limit, count)
         self.count_untracked(engine, outcomes.untracked)
         self.registry.limited["label_values"] += outcomes.limited
+        self.service.update(engine)
         if self.registry.accounting.is_on and self.tenants is not None:
             self.tenants.settle(engine, outcomes.tenants)
         self._exemplify(engine, outcomes.traced)

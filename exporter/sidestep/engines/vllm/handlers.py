@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from sidestep.catalog.dialect import AvailabilityCounts
 from sidestep.catalog.layout import Layout
+from sidestep.engines.shared_rows import SERVICE_REQUESTS
 from sidestep.engines.vllm.event_handlers import FAILED, EventHandlers
 from sidestep.engines.vllm.wire import (
     CacheStats,
@@ -67,6 +68,7 @@ class VllmHandlers(EventHandlers):
             # Before they are observed, which sorts them.
             self.observe_front_end(engine, item.front_end)
         self._read_step(engine, item, fresh)
+        self.service.leave_to_others(engine, item)
         if not item.more:
             if item.iteration is not None:
                 tokens = item.iteration.iteration_tokens
@@ -194,9 +196,7 @@ def availability_counts(engine: Engine) -> AvailabilityCounts:
 @functools.cache
 def _counters(layout: Layout) -> tuple[Counters, Counters]:
     """Return getters for the counts of requests that were served, and of those that were not."""
-    ends, rejections = map(
-        layout.find, ("vllm:request_success_total", "vllm:admission_rejections_total")
-    )
+    ends, rejections = map(layout.find, (SERVICE_REQUESTS, "vllm:admission_rejections_total"))
     failed = [ends.slots[ends.row.closed.index(reason)] for reason in FAILED]
     served = [slot for slot in ends.slots if slot not in failed]
     return itemgetter(*served), itemgetter(*failed, *rejections.slots)

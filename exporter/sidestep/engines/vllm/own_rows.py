@@ -13,22 +13,27 @@ from sidestep.catalog.row import Computed, Handler, Row, Sampled
 from sidestep.engines.row_builders import SampledRows, counter, gauge, histogram
 from sidestep.engines.shared_rows import (
     MAX_RUNNING_REQUESTS,
+    RECEIVED_PROMPT,
     REFUSED_OBSERVATIONS,
     backlog,
     cost,
     goodput,
     request_parts,
     saturation,
+    service,
     step_limits,
     tenants,
 )
-from sidestep.engines.vllm.rows import ADMISSION_REASONS
+from sidestep.engines.vllm.rows import ADMISSION_REASONS, PROMPT_SOURCES
 from sidestep.metrics.registry import TENANT
+from sidestep.protocol.iteration_stats import FINISH_REASONS
 from sidestep.protocol.messages import ENGINE_CORE, REQUEST_EVENTS
 from sidestep.tracking.requests.inflight import MICROS
 from sidestep.tracking.requests.outcomes import UNTRACKED
 
 STATES = ("waiting", "deferred", "preempted", "running", "swapped")
+HANDED_OVER_REQUESTS = "sidestep_handed_over_requests_total"
+HANDED_OVER_TOKENS = "sidestep_handed_over_generation_tokens_total"
 REFUSALS = ("prompt_too_long", *ADMISSION_REASONS)
 
 _DETAILS = "scheduler.iteration_details."
@@ -94,6 +99,21 @@ _COLLECTED: tuple[Row, ...] = (
           " torch.compile within it, in the slowest worker; front_end, from the start of the front"
           " end's process until its engines were ready. Phases overlap: they do not add up.",
           own=("phase",), combine="max"),
+    *service(FINISH_REASONS, ("time_to_first_token", "request_latency"), feature=REQUEST_EVENTS),
+    counter(HANDED_OVER_REQUESTS, "handed_over[].finish_reason",
+            "Requests that only computed their prompt, by reason: another engine continues and counts"
+            " them.", own=("reason",), closed=FINISH_REASONS, feature="kv_transfer"),
+    counter(HANDED_OVER_TOKENS, "handed_over_tokens",
+            "Tokens generated for the requests in sidestep_handed_over_requests_total, which the other"
+            " engine generates again.", feature="kv_transfer"),
+    counter(RECEIVED_PROMPT,
+            {"local_compute": "received.computed", "local_cache_hit": "received.local_cache_hit", "external_kv_transfer": "received.external_kv_transfer"},
+            "Prompt tokens that another engine has computed and counts, by where their KV came from"
+            " here; local_compute is computed again, such as after a failed transfer.",
+            own=("source",), closed=PROMPT_SOURCES, feature="kv_transfer"),
+    counter("sidestep_local_prefills_total", "local_prefills",
+            "Prompts that another engine had computed, and that this engine computed again, since none"
+            " of their KV was transferred.", feature="kv_transfer"),
     *cost(),
     *saturation(),
     REFUSED_OBSERVATIONS,
@@ -147,6 +167,15 @@ TAPPED: tuple[Row, ...] = (
               buckets="request_latency", feature=REQUEST_EVENTS),
     *backlog(Computed("waiting_prompt_tokens"), Computed("unfinished_prefill_tokens"),
              feature=ENGINE_CORE),
+    # KV for other engines.
+    gauge("sidestep_kv_held_requests", Sampled(),
+          "Requests that have ended, and whose KV is held until another engine has fetched it.",
+          feature="kv_transfer"),
+    gauge("sidestep_kv_held_blocks", Sampled(),
+          "KV blocks of the requests in sidestep_kv_held_requests.", feature="kv_transfer"),
+    gauge("sidestep_kv_held_longest_seconds", Sampled(),
+          "Longest time for which one of the requests in sidestep_kv_held_requests has been held.",
+          feature="kv_transfer", combine="max"),
     # Engine steps.
     *step_limits(Handler("step_limit_seconds"), Handler("steps_by_limit"), unit_divisor=MICROS,
                  feature=ENGINE_CORE),

@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from sidestep.protocol.messages import BOTH
 from sidestep.tracking.health.states import Level
 
 WINDOW = 60.0
@@ -60,6 +61,7 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         step_age: Seconds since the open step began; None without one.
         last_seen: Seconds since the engine's last item.
         contested: Whether another living server has its ids.
+        role: ``prefill``, ``decode`` or ``both``.
         limit: What kept requests waiting for longest within the window; ``none``: they hardly waited;
             None: its limits are not known.
         limit_share: Share of its busy time in which that limit held; None without one.
@@ -96,6 +98,7 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     step_age: float | None = None
     last_seen: float | None = None
     contested: bool = False
+    role: str = BOTH
     limit: str | None = None
     limit_share: float | None = None
     cause: str | None = None

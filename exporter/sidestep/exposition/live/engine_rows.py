@@ -45,6 +45,7 @@ def engine_row(
         engine=name,
         model=engine.labels.get("model_name") or engine.labels.get("model", ""),
         dialect=engine.layout.dialect,
+        role=engine.role,
         running=running,
         waiting=waiting,
         kv_cache_usage=usage,

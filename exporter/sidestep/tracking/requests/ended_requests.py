@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from sidestep.tracking.requests.front_end import FrontEndReports
 from sidestep.tracking.requests.outcomes import EndedRequest, RequestSink
 from sidestep.tracking.requests.parts import add_front_end
 
-CountParts = Callable[[Mapping[str, float]], None]
-"""Receiver of the parts of each request, in seconds by ``parts.KEYS``."""
+CountEnded = Callable[[EndedRequest], None]
+"""Counter of each request that ends."""
 
 
 class EndedRequests:
@@ -19,10 +19,10 @@ class EndedRequests:
         reports: Reports of the engine's front ends.
     """
 
-    def __init__(self, sink: RequestSink | None, count_parts: CountParts | None) -> None:
+    def __init__(self, sink: RequestSink | None, count: CountEnded | None) -> None:
         self.reports = FrontEndReports()
         self._sink = sink
-        self._count_parts = count_parts
+        self._count = count
 
     def end(self, ended: EndedRequest) -> None:
         """Pass on a request, once its front end has reported its end where front ends do."""
@@ -48,8 +48,8 @@ class EndedRequests:
                 continue
             if one.e2e is not None:
                 _complete_parts(one)
-            if one.parts and self._count_parts is not None:
-                self._count_parts(one.parts)
+            if self._count is not None:
+                self._count(one)
             if self._sink is not None:
                 self._sink.end(one)
 

@@ -8,6 +8,7 @@ from sidestep.tracking.requests.inflight import Request
 from sidestep.tracking.requests.outcomes import (
     AbortedRequest,
     EndedRequest,
+    HandedOver,
     Outcomes,
     TenantCounts,
 )
@@ -79,7 +80,17 @@ def is_aborted(event: Finished) -> bool:
     return event.reason == ABORT and not has_stopped
 
 
-def ended(event: Finished, source: int, request: Request | None, *, aborted: bool) -> EndedRequest:
+def hand_over(event: Finished, out: Outcomes, *, aborted: bool) -> bool:
+    """Count a request that has only computed its prompt, unless it failed; return whether it did not."""
+    is_done = not aborted and not event.refused and event.reason != ERROR
+    if is_done:
+        out.handed_over.append(HandedOver(STOP if event.reason == ABORT else event.reason))
+    return is_done
+
+
+def ended(
+    event: Finished, source: int, request: Request | None, transfer: int, *, aborted: bool
+) -> EndedRequest:
     """Return the request with its finish reason; ``aborted`` is False for a found stop string."""
     reason = "unknown"
     if event.refused:
@@ -98,4 +109,5 @@ def ended(event: Finished, source: int, request: Request | None, *, aborted: boo
         event.preemptions,
         event.max_tokens,
         event.refused,
+        transfer=transfer,
     )

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER, is_printable
-from sidestep.protocol.request_events import PREEMPTED, RUNNING, WAITING, Identity
+from sidestep.protocol.request_events import PREEMPTED, RUNNING, WAITING, WHOLE, Identity
 from sidestep.tracking.requests.parts import RequestParts
 
 FULL_SHARES = 2
@@ -87,6 +87,7 @@ class Request(msgspec.Struct, array_like=True, gc=False):
         held_since: Time since which it is in the batch; None: it is not in the batch.
         held_tokens: Its tokens at that time.
         parts: Where its time has gone since it was queued; None: its beginning is unknown.
+        transfer: What it is to its engine, as in ``Queued``.
     """
 
     since: float
@@ -121,6 +122,7 @@ class Request(msgspec.Struct, array_like=True, gc=False):
     held_tokens: int = 0
     unfilled: int = 0
     parts: RequestParts | None = None
+    transfer: int = WHOLE
 
     def join_batch(self, now: float) -> None:
         """Note that the request holds its tokens' blocks from now on."""

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 from sidestep.errors import WireError
 from sidestep.protocol.iteration_stats import IterationStats, PromptTokenStats
+from sidestep.protocol.messages import PREFILL
 from sidestep.protocol.request_events import (
+    HANDED_OVER,
     MAX_REQUESTS,
     PREEMPTED,
     RUNNING,
     WAITING,
+    WHOLE,
     Alive,
     Event,
     Finished,
@@ -25,8 +28,15 @@ from sidestep.protocol.request_events import (
     RequestEvents,
     Scheduled,
 )
-from sidestep.tracking.requests.ended_requests import CountParts, EndedRequests
-from sidestep.tracking.requests.endings import abort, complete, count_ended, ended, is_aborted
+from sidestep.tracking.requests.ended_requests import CountEnded, EndedRequests
+from sidestep.tracking.requests.endings import (
+    abort,
+    complete,
+    count_ended,
+    ended,
+    hand_over,
+    is_aborted,
+)
 from sidestep.tracking.requests.front_end import Traces
 from sidestep.tracking.requests.inflight import MAX_PAUSES, UNKNOWN, InFlight, Request
 from sidestep.tracking.requests.limits import LimitTimes
@@ -68,7 +78,7 @@ class RequestTracker:
     Args:
         deployment: Name that the engines share which may have samples of the same request.
         sink: Receiver of the requests that end; None: they are not needed.
-        count_parts: Receiver of the parts of each request that ends.
+        count: Counter of each request that ends.
     """
 
     def __init__(
@@ -77,7 +87,7 @@ class RequestTracker:
         sample_groups: SampleGroups | None = None,
         deployment: str = "",
         sink: RequestSink | None = None,
-        count_parts: CountParts | None = None,
+        count: CountEnded | None = None,
     ) -> None:
         self.settings = settings or RequestSettings()
         sample_groups = sample_groups or SampleGroups()
@@ -87,7 +97,7 @@ class RequestTracker:
         self.samples = EngineSamples(sample_groups, deployment)
         self.processes = 1
         self.sources: dict[int, int] = {}
-        self.ended = EndedRequests(sink, count_parts)
+        self.ended = EndedRequests(sink, count)
         self.parts = PartsTracker()
         self.outputs = OutputTracker(
             self.requests,
@@ -272,11 +282,19 @@ class RequestTracker:
     def _identify(self, request: Request, event: Queued | Alive) -> None:
         request.identity = event.identity
         request.max_tokens = event.max_tokens
+        request.transfer = self._transfer(event)
+        self.outputs.has_hand_overs |= request.transfer == HANDED_OVER
         if event.identity is not None and event.identity.trace:
             self.outputs.notes_gaps = True
             self.traces.add(event.arrival, event.identity.trace)
         if self._sink is not None:
             request.tenant = self._sink.tenant(event.identity, request.adapter)
+
+    def _transfer(self, event: Queued | Alive | Finished) -> int:
+        """Return what a request is to its engine: not all routers say so in its parameters."""
+        if event.transfer == WHOLE and event.max_tokens == 1 and self.outputs.role == PREFILL:
+            return HANDED_OVER
+        return event.transfer
 
     def _scheduled(self, event: Scheduled) -> None:
         request = self.requests.find_or_track(event.request, event.stamp)
@@ -287,6 +305,7 @@ class RequestTracker:
         request.join_batch(event.stamp)
         if request.parts is not None:
             self.parts.join_batch(request.parts, event.stamp)
+            request.parts.transfer += max(event.loaded - event.asked, 0.0)
         if request.fresh and (request.scheduled is None or self.settings.scheduled == "last"):
             request.scheduled = event.stamp
         self.requests.begin_prefill(event.request, request)
@@ -342,6 +361,9 @@ class RequestTracker:
             refused[event.refused] = refused.get(event.refused, 0) + 1
         aborted = is_aborted(event)
         request = self.requests.remove(event.request)
+        transfer = self._transfer(event) if request is None else request.transfer
+        if transfer == HANDED_OVER and not hand_over(event, self._out, aborted=aborted):
+            transfer = WHOLE
         if request is not None:
             self._resume(request, event.stamp)
             # A gap that was divided among tokens was not observed as a whole.
@@ -353,9 +375,9 @@ class RequestTracker:
             abort(event, request, self._out)
         else:
             complete(event, request, self._out)
-        if request is not None and request.tenant:
+        if request is not None and request.tenant and transfer != HANDED_OVER:
             count_ended(self._out.of_tenant(request.tenant), event, request, aborted=aborted)
-        found = ended(event, self._source(event.request), request, aborted=aborted)
+        found = ended(event, self._source(event.request), request, transfer, aborted=aborted)
         if request is not None and request.parts is not None:
             found.parts = self.parts.finish(request.parts, event.stamp, found.core_e2e)
         self.ended.end(found)

@@ -7,8 +7,8 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from sidestep.protocol.iteration_stats import IterationStats
-from sidestep.protocol.request_events import Identity
+from sidestep.protocol.iteration_stats import IterationStats, PromptTokenStats
+from sidestep.protocol.request_events import HANDED_OVER, WHOLE, Identity
 from sidestep.tracking.requests.inflight import Request
 
 UNTRACKED = ("capacity", "age", "restart", "unknown", "folded", "samples")
@@ -38,6 +38,8 @@ class EndedRequest(msgspec.Struct, gc=False):
         refused: Reason why it was rejected.
         e2e: Seconds from its arrival to its end, as a front end has reported them.
         parts: Its e2e latency in parts by ``parts.KEYS``, which sum to it, without those of 0; None: unknown.
+        transfer: What it was to its engine, as in ``Queued``; a hand-over that failed was all of it.
+        remote: Seconds from its arrival at the engine that has computed its prompt to its arrival here.
     """
 
     number: int
@@ -53,6 +55,25 @@ class EndedRequest(msgspec.Struct, gc=False):
     refused: str = ""
     e2e: float | None = None
     parts: dict[str, float] | None = None
+    transfer: int = WHOLE
+    remote: float = 0.0
+
+    @property
+    def is_service(self) -> bool:
+        """False for a request that another engine continues, which counts it."""
+        return self.transfer != HANDED_OVER
+
+    @property
+    def ttft(self) -> float | None:
+        """Seconds from arrival to first token; None if a clock has stepped back, as in histograms."""
+        ttft = None if self.request is None else self.request.ttft
+        return ttft if ttft is not None and ttft >= 0.0 else None
+
+    @property
+    def latency(self) -> float | None:
+        """Seconds from arrival to end: the front end's where it reports such, else the core's."""
+        found = self.core_e2e if self.e2e is None else self.e2e
+        return found if found is not None and found >= 0.0 else None
 
     @property
     def core_e2e(self) -> float | None:
@@ -68,6 +89,7 @@ class TenantCounts(msgspec.Struct, gc=False):
         failed: Requests that ended by an abort or an error.
         computed: Prompt tokens whose KV was computed.
         cached: Prompt tokens whose KV came from a cache.
+        transferred: Prompt tokens whose KV came from another engine.
         held_micros: KV blocks times microseconds in the batch, of requests that left the batch.
         queue_seconds: Time from the queue to the batch, of requests that ended.
         compute_seconds: Time from the batch to the last output, of requests that ended.
@@ -78,11 +100,18 @@ class TenantCounts(msgspec.Struct, gc=False):
     failed: int = 0
     computed: int = 0
     cached: int = 0
+    transferred: int = 0
     generated: int = 0
     held_micros: int = 0
     queue_seconds: float = 0.0
     compute_seconds: float = 0.0
     cost: int = 0
+
+
+class HandedOver(msgspec.Struct, gc=False):
+    """A request that another engine continues; ``finish_reason`` is an index into ``FINISH_REASONS``."""
+
+    finish_reason: int
 
 
 class TracedLatency(NamedTuple):
@@ -164,6 +193,10 @@ class Outcomes(msgspec.Struct):
         held_micros: KV blocks times microseconds in the batch, of requests that left the batch.
         limit_micros: Microseconds by the limit that kept the next waiting request from the batch.
         limit_steps: Steps by the same.
+        handed_over: Finish reasons of requests that another engine continues.
+        handed_over_tokens: Tokens that these have generated, which the other engine generates again.
+        received: Prompt tokens that another engine counts.
+        local_prefills: Prompts that another engine has computed, of which nothing has arrived.
     """
 
     iteration: IterationStats
@@ -182,6 +215,10 @@ class Outcomes(msgspec.Struct):
     held_micros: int = 0
     limit_micros: dict[str, int] = {}
     limit_steps: dict[str, int] = {}
+    handed_over: list[HandedOver] = []
+    handed_over_tokens: int = 0
+    received: PromptTokenStats = msgspec.field(default_factory=PromptTokenStats)
+    local_prefills: int = 0
 
     def of_tenant(self, tenant: str) -> TenantCounts:
         """Return the counts of a tenant."""

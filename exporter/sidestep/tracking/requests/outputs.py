@@ -6,9 +6,17 @@ from itertools import repeat
 from typing import Literal
 
 from sidestep.protocol.iteration_stats import Run
-from sidestep.protocol.request_events import Iteration, Output, Prompt
+from sidestep.protocol.messages import BOTH, DECODE
+from sidestep.protocol.request_events import (
+    HANDED_OVER,
+    RECEIVED,
+    WHOLE,
+    Iteration,
+    Output,
+    Prompt,
+)
 from sidestep.tracking.requests.front_end import FrontEndReports
-from sidestep.tracking.requests.inflight import InFlight
+from sidestep.tracking.requests.inflight import InFlight, Request
 from sidestep.tracking.requests.outcomes import IterationShape, Outcomes
 from sidestep.tracking.requests.parts import PartsTracker
 
@@ -25,6 +33,10 @@ class OutputTracker:
 
     Attributes:
         notes_gaps: Whether each request's longest gap is needed: for a record, or as an exemplar.
+        role: The engine's role.
+        external_is_cached: Whether prompt tokens from outside come from a cache.
+        block_size: Tokens of a KV block; 0: unknown.
+        has_hand_overs: Whether there have been requests that another engine continues.
     """
 
     def __init__(
@@ -38,6 +50,9 @@ class OutputTracker:
     ) -> None:
         self.last_step: float | None = None
         self.notes_gaps = notes_gaps
+        self.role = BOTH
+        self.external_is_cached = self.has_hand_overs = False
+        self.block_size = 0
         self._requests = requests
         self._front_ends = front_ends
         self._parts = parts
@@ -109,15 +124,28 @@ class OutputTracker:
         """Count a prompt at its first output; return the tokens that were computed for it."""
         cached = prompt.local + prompt.external
         request = self._requests.find_or_track(prompt.request, stamp)
+        received = Prompt(prompt.request, external=prompt.external)
+        if self.external_is_cached:
+            received.external = 0
         if request is not None:
+            if request.transfer == WHOLE and self.role == DECODE and prompt.external:
+                request.transfer = RECEIVED
+            if request.transfer == RECEIVED:
+                received = prompt
+                # What fills no block is always computed here.
+                out.local_prefills += not prompt.external and prompt.computed >= self.block_size > 0
             if request.tenant:
                 counts = out.of_tenant(request.tenant)
-                counts.computed += prompt.computed
-                counts.cached += cached
+                counts.computed += prompt.computed - received.computed
+                counts.cached += cached - received.local - received.external
+                counts.transferred += received.external
             request.cached = cached
             request.external = prompt.external
             # The next output is its first one, even if its queueing is unknown.
             request.fresh = request.last is None
+        out.received.computed += received.computed
+        out.received.local_cache_hit += received.local
+        out.received.external_kv_transfer += received.external
         prompts = out.iteration.prompt_token_stats
         if prompts is not None:
             prompts.computed += prompt.computed
@@ -131,7 +159,7 @@ class OutputTracker:
         """Observe each request's first output, or the latency since its previous output."""
         stamp, live = output.stamp, self._requests.live
         gaps: list[float] = []
-        if output.tokens or self.notes_gaps:
+        if output.tokens or self.notes_gaps or self.has_hand_overs:
             self._observe_uneven(output, wall, gaps, out)
         else:
             for number in output.requests:
@@ -166,10 +194,16 @@ class OutputTracker:
                 gaps.append(gap)
             request.last = output.stamp
             request.tokens += count
-            if request.tenant:
-                out.of_tenant(request.tenant).generated += count
+            self._count_generated(request, count, out)
             request.longest_gap = max(request.longest_gap, gap)
             request.extra_tokens += max(count - 1, 0)
+
+    def _count_generated(self, request: Request, tokens: int, out: Outcomes) -> None:
+        """Count generated tokens for the tenant, or as those that another engine generates again."""
+        if request.transfer == HANDED_OVER:
+            out.handed_over_tokens += tokens
+        elif request.tenant:
+            out.of_tenant(request.tenant).generated += tokens
 
     def _begin(self, number: int, stamp: float, wall: float, tokens: int, out: Outcomes) -> None:
         """Apply an output whose previous output is unknown, such as the first."""
@@ -177,8 +211,7 @@ class OutputTracker:
         if request is None:
             return
         request.tokens += tokens
-        if request.tenant:
-            out.of_tenant(request.tenant).generated += tokens
+        self._count_generated(request, tokens, out)
         if request.last is not None:
             # The stamp is not after that of the previous output, so there is no interval.
             out.omitted += 1

@@ -17,6 +17,8 @@ from sidestep.protocol.request_events import LIMITS
 from sidestep.tracking.requests.engine_times import EngineTimes
 
 FRONT_END_IN, QUEUE, FRONT_END_OUT = "front_end_in", "queue", "front_end_out"
+PREFILL_REMOTE, TRANSFER = "prefill_remote", "transfer"
+"""Time before the arrival, on the engine that has computed the prompt; the wait for its KV."""
 QUEUE_UNKNOWN = "queue.unknown"
 """Time in the queue during which the engine's limit is unknown."""
 COMPUTED = (
@@ -30,8 +32,10 @@ COMPUTED = (
 )
 """Parts between the queue and the last output."""
 KEYS: Mapping[str, tuple[str, str]] = {
+    PREFILL_REMOTE: (PREFILL_REMOTE, ""),
     FRONT_END_IN: (FRONT_END_IN, ""),
     **{f"{QUEUE}.{limit}": (QUEUE, limit) for limit in (*LIMITS, "unknown")},
+    TRANSFER: (TRANSFER, ""),
     **{part: (part, "") for part in COMPUTED},
     FRONT_END_OUT: (FRONT_END_OUT, ""),
 }
@@ -53,6 +57,7 @@ class RequestParts(msgspec.Struct, array_like=True, gc=False):
         queue: Its time in the queue by limit; None: not known yet.
         stalled_before: The engine's stalled time when this state began; None: no step yet.
         interference_before: The engine's interference when this state began.
+        transfer: Time in the queue, or preempted, in which it has waited for KV from another engine.
     """
 
     queued: float
@@ -70,6 +75,7 @@ class RequestParts(msgspec.Struct, array_like=True, gc=False):
     preempted: float = 0.0
     recompute: float = 0.0
     stalled: float = 0.0
+    transfer: float = 0.0
 
 
 class PartsTracker:
@@ -191,10 +197,8 @@ class PartsTracker:
                 waited -= seconds
         if waited > 0.0:
             found[QUEUE_UNKNOWN] = waited
-        for part in COMPUTED:
-            seconds = getattr(parts, part)
-            if seconds > 0.0:
-                found[part] = seconds
+        found |= {part: seconds for part in COMPUTED if (seconds := getattr(parts, part)) > 0.0}
+        _take_transfer(found, parts.transfer)
         if before < 0.0:
             # The clocks of front end and engine differ: its arrival comes after the entry into the queue.
             _cut(found, -before, list(found))
@@ -226,6 +230,18 @@ class PartsTracker:
             extra = min(times.interference - parts.interference_before, elapsed)
             parts.interference += extra
             parts.decode += elapsed - extra
+
+
+def _take_transfer(found: dict[str, float], seconds: float) -> None:
+    """Take the wait for KV from the parts in which it happened: the queue, or a preemption."""
+    if seconds <= 0.0:
+        return
+    waits = [key for key in found if key.startswith(QUEUE) or key == "preempted"]
+    # Its transfer was the limit, unless another request waited as well.
+    waits.sort(key="queue.kv_transfer".__ne__)
+    taken = min(seconds, sum(found[key] for key in waits))
+    _cut(found, taken, waits)
+    found[TRANSFER] = taken
 
 
 def add_front_end(parts: dict[str, float], seconds: float) -> None:
