@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from random import Random
 
-from chaos.steps import EPOCH, UNIT
+from chaos.steps import EPOCH, UNIT, count_service_prompts
 from chaos.tally import Tally
 from sidestep.protocol.iteration_stats import FINISH_REASONS
 from sidestep.protocol.request_events import (
@@ -120,6 +120,7 @@ def adds(chosen: Variant, place: int, before: Variant | None) -> Tally:
     tally = Tally()
     gap = chosen.gap
     tally.count("vllm:generation_tokens_total", TOKENS)
+    tally.count("sidestep_service_generation_tokens_total", TOKENS)
     decoding, prefilling, prefilled, waiting = REQUESTS, 0, 0, 0
     computed = 0
     if place == 0:
@@ -178,6 +179,9 @@ def _first_outputs(chosen: Variant, tally: Tally) -> None:
         ("external_kv_transfer", chosen.external),
     ):
         tally.count("vllm:prompt_tokens_by_source_total", sum(tokens), ("source", source))
+    count_service_prompts(
+        tally, *(sum(tokens) for tokens in (chosen.computed, chosen.local, chosen.external))
+    )
 
 
 def _ends(chosen: Variant, tally: Tally) -> None:
@@ -185,6 +189,13 @@ def _ends(chosen: Variant, tally: Tally) -> None:
     for index, (reason, tokens) in enumerate(zip(_REASONS, _TOKENS, strict=True)):
         prompt = _prompt(chosen, index)
         tally.count("vllm:request_success_total", 1, ("finished_reason", reason))
+        tally.count("sidestep_service_requests_total", 1, ("reason", reason))
+        _observe(
+            tally,
+            "sidestep_service_time_to_first_token_seconds",
+            "time_to_first_token",
+            chosen.arrivals[index] + OUTPUT,
+        )
         if reason == "abort":
             name = "sidestep_aborted_request"
             tally.observe(f"{name}_prompt_tokens", "request_tokens", prompt)
@@ -209,6 +220,12 @@ def _ends(chosen: Variant, tally: Tally) -> None:
             ("request_decode_time", last),
         ):
             _observe(tally, f"vllm:{name}_seconds", "request_latency", value)
+        _observe(
+            tally,
+            "sidestep_service_e2e_request_latency_seconds",
+            "request_latency",
+            chosen.arrivals[index] + last + END,
+        )
         each = last // (tokens - 1)
         _observe(tally, "vllm:request_time_per_output_token_seconds", "inter_token_latency", each)
 

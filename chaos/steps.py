@@ -54,7 +54,8 @@ def step(random: Random) -> Template:
         iteration.n_params_iter.append(samples)
         tally.observe("vllm:request_max_num_generation_tokens", "request_tokens", tokens)
         tally.observe("vllm:request_params_n", "request_params_n", samples)
-    tally.count("vllm:generation_tokens_total", iteration.num_generation_tokens)
+    for name in ("vllm:generation_tokens_total", "sidestep_service_generation_tokens_total"):
+        tally.count(name, iteration.num_generation_tokens)
     tally.count("vllm:num_preemptions_total", iteration.num_preempted_reqs)
     tally.observe(
         "vllm:inter_token_latency_seconds",
@@ -136,10 +137,20 @@ def _prompts(random: Random, iteration: IterationStats, tally: Tally) -> None:
         ("external_kv_transfer", external),
     ):
         tally.count("vllm:prompt_tokens_by_source_total", tokens, ("source", source))
+    count_service_prompts(tally, computed, local, external)
     tally.observe(
         "vllm:iteration_tokens_total",
         "iteration_tokens",
         computed + iteration.num_generation_tokens,
+    )
+
+
+def count_service_prompts(tally: Tally, computed: int, local: int, external: int) -> None:
+    """Count prompt tokens by the engine that computed them: ``external`` came from another one."""
+    for source, tokens in (("computed", computed), ("cached", local)):
+        tally.count("sidestep_service_prompt_tokens_total", tokens, ("source", source))
+    tally.count(
+        "sidestep_received_prompt_tokens_total", external, ("source", "external_kv_transfer")
     )
 
 
@@ -151,6 +162,7 @@ def _finished(random: Random, tally: Tally) -> FinishedRequestStats:
     e2e, queued, prefill, inference, decode = (_some(random, 1, 60_000) for _ in range(5))
     each = _some(random, 5, 200)
     tally.count("vllm:request_success_total", 1, ("finished_reason", FINISH_REASONS[reason]))
+    tally.count("sidestep_service_requests_total", 1, ("reason", FINISH_REASONS[reason]))
     for name, family, value in (
         ("request_prompt_tokens", "request_tokens", prompt),
         ("request_generation_tokens", "request_tokens", tokens),

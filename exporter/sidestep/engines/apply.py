@@ -67,6 +67,11 @@ class Applier:
         if tenants is not None:
             tenants.settle(engine)
 
+    def update_service(self) -> None:
+        """Compute ``sidestep_service_*`` of all engines from their own counters."""
+        for engine in self.registry.engines.values():
+            self._handlers[engine.layout.dialect].update_service(engine)
+
     def flush_block_lifetimes(self) -> None:
         """Observe a slice of the blocks that wait for it: a reset evicts many at once."""
         for engine in self.registry.engines.values():

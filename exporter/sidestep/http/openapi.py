@@ -21,7 +21,11 @@ QUERIES = {
     "/api/v1/metrics": {"name[]": "Family; repeatable. Without it, all."},
     "/api/v1/kv/curve": ENGINE,
     "/api/v1/live/history": ENGINE,
-    "/api/v1/timeline": {**ENGINE, "minutes": "Number of minutes before now, 1 to 10."},
+    "/api/v1/timeline": {
+        **ENGINE,
+        "minutes": "Number of minutes before now, 1 to 10.",
+        "slowest": "Number of requests of each engine, the slowest first, without steps.",
+    },
 }
 """Parameters of queries by path, with their descriptions."""
 ANSWERS: dict[str, Any] = {
