@@ -37,6 +37,9 @@ NOT_RESTORED = ("vllm:kv_block", "sidestep_kv", "sidestep_recent")
 """Families of sampled blocks, whose tracking restarts, and rates of the last requests."""
 NEWER = (
     "sidestep_request_part",
+    "sidestep_handed_over",
+    "sidestep_received_prompt",
+    "sidestep_local_prefills",
     "sidestep_service_time_to_first_token",
     "sidestep_service_e2e_request_latency",
 )
