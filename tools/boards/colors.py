@@ -40,6 +40,8 @@ PARTS: Mapping[str, str] = {
     "queue": "#f2b56b",
     **{f"queue.{limit}": color for limit, color in LIMITS.items()},
     "queue.unknown": "#a3acb8",
+    "transfer": "#8a5a2b",
+    "prefill_remote": "#1f6f43",
     "prefill": "#2e9e5b",
     "prefill_gap": "#96d9ae",
     "decode": "#9cc3f2",

@@ -143,7 +143,9 @@ class SchedulerTap:
 
     def _when(self, request: Any) -> tuple[float, float, float]:
         """Return when a request has joined the batch, and from when to when it has waited for KV."""
-        return request.events[-1].timestamp, *self._waits.pop(request.request_id, NO_WAIT)
+        waits = self._waits
+        wait = waits.pop(request.request_id, NO_WAIT) if waits else NO_WAIT
+        return request.events[-1].timestamp, *wait
 
     def cache_cleared(self) -> None:
         """Record that the prefix cache was emptied."""
@@ -158,7 +160,8 @@ class SchedulerTap:
         target = self._ended_in_update if self.is_updating else self._deferred_events
         stopped = bool(self._closed_session) and request.request_id == self._closed_session
         self._closed_session = ""
-        self._waits.pop(request.request_id, None)
+        if self._waits:
+            self._waits.pop(request.request_id, None)
         target.append((self.events.finished, (request, _monotonic(), _wall(), stopped)))
 
     def update_started(self) -> None:
