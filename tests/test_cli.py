@@ -496,7 +496,8 @@ async def test_a_real_prometheus_scrapes_the_demo(tmp_path: Path) -> None:
         with prometheus(str(BINARIES["2"]), tmp_path, {"sidestep": {"demo": url}}) as server:
             server.until('up{job="sidestep"}', lambda up: list(up.values()) == [1])
             server.until(
-                "rate(vllm:generation_tokens_total[10s])", lambda rates: any(rates.values())
+                "sum by (instance) (rate(vllm:generation_tokens_total[10s]))",
+                lambda rates: any(rates.values()),
             )
 
     async with serving("demo", "--web.listen-address", "127.0.0.1:0") as (_, url):
