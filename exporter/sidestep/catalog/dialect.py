@@ -147,6 +147,7 @@ class DialectTables:
             besides those of ``metrics/computed_gauges.py``.
         availability_counts: Reads how an engine's requests ended; it returns ``None`` where the
             engine does not report that.
+        update_service: Computes an engine's ``sidestep_service_*`` from its other counters.
         kv_capacity: Reads the tokens that fit into the KV cache, for engines without a series for it; it
             returns ``None`` where the engine does not report that.
     """
@@ -170,6 +171,7 @@ class DialectTables:
     # The arguments are engines, which belong to a package above this one.
     computed: Mapping[str, Callable[[Any], float | None]] = dataclasses.field(default_factory=dict)
     availability_counts: Callable[[Any], AvailabilityCounts | None] | None = None
+    update_service: Callable[[Any], None] | None = None
     kv_capacity: Callable[[Any], float | None] | None = None
 
     @property

@@ -54,7 +54,6 @@ class Applier:
         handlers = self._handlers[engine.layout.dialect]
         tenants = handlers.tenants if registry.accounting.is_on else None
         if tenants is not None:
-            handlers.update_service(engine)
             tenants.begin(engine)
         if isinstance(item, Samples):
             add_samples(registry, engine, item)
@@ -63,14 +62,8 @@ class Applier:
             if apply is None:
                 raise WireError("bad_item", "an item of another dialect")
             apply(engine, item)
-        handlers.update_service(engine)
         if tenants is not None:
             tenants.settle(engine)
-
-    def update_service(self) -> None:
-        """Compute ``sidestep_service_*`` of all engines from their own counters."""
-        for engine in self.registry.engines.values():
-            self._handlers[engine.layout.dialect].update_service(engine)
 
     def flush_block_lifetimes(self) -> None:
         """Observe a slice of the blocks that wait for it: a reset evicts many at once."""
@@ -94,7 +87,6 @@ class Applier:
         totals = added.totals
         handlers = self._handlers[engine.layout.dialect]
         tenants = handlers.tenants if self.registry.accounting.is_on else None
-        handlers.update_service(engine)
         if tenants is not None:
             tenants.begin(engine)
         ended = _recorded(engine)
@@ -111,7 +103,6 @@ class Applier:
             return add_totals(self.registry, engine, added)
         finally:
             # Where self-described families are refused, everything else has been added.
-            handlers.update_service(engine)
             handlers.lose_requests(engine, int(_recorded(engine) - ended))
             if tenants is not None:
                 tenants.settle(engine)

@@ -22,7 +22,6 @@ class Handlers:
         appliers: By class of the item, the function that adds it to an engine's series. It may
             raise WireError if the item contradicts the catalogue or itself, and then changes nothing.
         tenants: Counters by tenant and of cost, of a dialect that has them.
-        update_service: Computes ``sidestep_service_*`` after an item, of a dialect that has them.
     """
 
     HANDLED: ClassVar[Collection[str]] = ()
@@ -33,7 +32,6 @@ class Handlers:
         self.registry = registry
         self.appliers: Mapping[type, Callable[[Engine, Any], None]] = {}
         self.tenants: TenantCounters | None = None
-        self.update_service: Callable[[Engine], None] = lambda _: None
 
     def observe_blocks(self, engine: Engine, found: BlockObservations) -> None:
         """Add what was observed of KV blocks."""

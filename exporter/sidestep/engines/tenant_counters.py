@@ -140,4 +140,7 @@ class TenantCounters:
         return engine.values[self._cost_slot]
 
     def _read(self, engine: Engine) -> dict[str, Number | None]:
+        update_service = engine.layout.tables.update_service
+        if update_service is not None:
+            update_service(engine)
         return {field: read(engine) for field, read in self._totals.items()}

@@ -9,8 +9,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from sidestep.catalog.layout import Layout
-from sidestep.metrics.availability import update_availability
 from sidestep.metrics.computed_gauges import computed_gauge
+from sidestep.metrics.derived_counters import update_derived
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.engine_state import Key, Number, OpenFamily
 from sidestep.metrics.histogram import Histogram
@@ -42,7 +42,6 @@ class EngineValues:
     )
 
     def __init__(self, engine: Engine) -> None:
-        update_availability(engine)
         self.id = engine.id
         self.layout = engine.layout
         self.labels = engine.labels.copy()
@@ -129,6 +128,9 @@ class EngineCopier:
         found = self._kept.get(engine.id)
         # No two engines ever have the same version.
         if found is None or found.version != engine.version:
+            # The totals of engines that are gone have those of each engine already.
+            if self._registry.engines.get(engine.id) is engine:
+                update_derived(engine)
             found = EngineValues(engine)
             if self._versions.get(engine.id) == engine.version:
                 self._kept[engine.id] = found

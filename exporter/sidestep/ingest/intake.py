@@ -275,7 +275,6 @@ class Intake:
 
     def restore(self, streams: Sequence[Stream], now: float) -> None:
         """Restore streams from a snapshot; their engines expose no gauges until a stream's next Hello."""
-        self.applier.update_service()
         self.health.restored(streams, now)
         self._connections.restored(streams)
         for stream in streams:

@@ -11,7 +11,7 @@ import msgspec
 
 from sidestep.catalog.dialect import DialectTables, Polled
 from sidestep.errors import WireError
-from sidestep.metrics.availability import update_availability
+from sidestep.metrics.derived_counters import update_derived
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.engine_state import Number, OpenFamily, Part
 from sidestep.metrics.exponential_buckets import check_native
@@ -91,7 +91,7 @@ def decode_polled(tables: DialectTables, data: msgspec.Raw) -> Polled:
 
 def totals_of(engine: Engine) -> Totals:
     """Return the current totals and gauges of ``engine``."""
-    update_availability(engine)
+    update_derived(engine)
     totals = Totals(
         list(engine.values),
         [None if h is None else h.to_wire() for h in engine.histograms],

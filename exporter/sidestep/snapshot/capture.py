@@ -14,7 +14,7 @@ import msgspec
 from sidestep import __version__
 from sidestep.errors import WireError
 from sidestep.ingest.intake import Intake
-from sidestep.metrics.availability import update_availability
+from sidestep.metrics.derived_counters import update_derived
 from sidestep.metrics.engine import ORIGIN, Engine
 from sidestep.metrics.merge import restore_engine
 from sidestep.metrics.registry import Registry
@@ -138,7 +138,7 @@ class Capture:
         self._taken, self._marks = self.state, intake.receiver.cursors()
         for engine in registry:
             # Pages do this, too: it adds counters, which must not happen while they are encoded.
-            update_availability(engine)
+            update_derived(engine)
         streams = [
             _encoder.encode(_saved_stream(each)) for each in intake.receiver.streams.values()
         ]

@@ -15,7 +15,7 @@ from sidestep.engines.sglang import (
     scheduler_rows,
 )
 from sidestep.engines.sglang.collectors import SCHEDULER, TOKENIZER
-from sidestep.engines.sglang.handlers import SglangHandlers, availability_counts
+from sidestep.engines.sglang.handlers import SglangHandlers, availability_counts, update_service
 from sidestep.engines.sglang.rows import HITS
 from sidestep.engines.sglang.wire import SglangRequests, SglangStats
 from sidestep.protocol.cache_lookups import CacheLookups
@@ -80,4 +80,5 @@ DIALECT: Dialect = Dialect(
         "queue": "sglang:queue_time_seconds",
     },
     availability_counts=availability_counts,
+    update_service=update_service,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Mapping
@@ -98,10 +99,7 @@ class SglangHandlers(Handlers):
         self._queues = [(name, layout.handler_slot(f"queue:{name}")) for name in QUEUES]
         self._keys = [(name, layout.handler_slot(f"routing_keys:{name}")) for name in ROUTING_KEYS]
         self._ended = layout.handled[request_rows.ENDED]
-        self._service, prompt, generated = (layout.handled[name] for name in SERVICE_HANDLERS)
-        slots = (*prompt.slots[:2], generated.slots[0])
-        self._service_slots = dict(zip(("computed", "cached", "generated"), slots, strict=True))
-        self.update_service = self._update_service
+        self._service = layout.handled[SERVICE_HANDLERS[0]]
         self.tenants = TenantCounters(layout, registry, _TOTALS)
         self.appliers = {
             SglangStats: self._stats,
@@ -176,17 +174,26 @@ class SglangHandlers(Handlers):
         if sink is not None:
             sink.end(ended)
 
-    def _update_service(self, engine: Engine) -> None:
-        for field, slot in self._service_slots.items():
-            total = _TOTALS[field](engine)
-            if total is not None:
-                engine.values[slot] = total
-
     def lose_requests(self, engine: Engine, ended: int) -> None:
         """Count requests that ended while their events were folded."""
         sink = self.registry.sink_of(engine) if ended else None
         if sink is not None:
             sink.lose(ended)
+
+
+def update_service(engine: Engine) -> None:
+    """Compute the service's tokens from those that a tokenizer has counted."""
+    for field, slot in _service_slots(engine.layout).items():
+        total = _TOTALS[field](engine)
+        if total is not None:
+            engine.values[slot] = total
+
+
+@functools.cache
+def _service_slots(layout: Layout) -> Mapping[str, int]:
+    _, prompt, generated = (layout.handled[name] for name in SERVICE_HANDLERS)
+    slots = (*prompt.slots[:2], generated.slots[0])
+    return dict(zip(("computed", "cached", "generated"), slots, strict=True))
 
 
 def availability_counts(engine: Engine) -> AvailabilityCounts | None:

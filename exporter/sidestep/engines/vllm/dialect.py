@@ -13,6 +13,7 @@ from sidestep.engines.vllm.handlers import (
     availability_counts,
     kv_capacity,
 )
+from sidestep.engines.vllm.service_counters import update_service
 from sidestep.engines.vllm.wire import NEEDED_BY, VllmRejection, VllmSleep, VllmStep
 from sidestep.protocol.block_events import BlockEvents
 from sidestep.protocol.cache_lookups import CacheLookups
@@ -92,5 +93,6 @@ DIALECT: Dialect = Dialect(
     },
     computed=COMPUTED,
     availability_counts=availability_counts,
+    update_service=update_service,
     kv_capacity=kv_capacity,
 )

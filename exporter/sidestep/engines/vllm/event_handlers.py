@@ -20,7 +20,7 @@ from sidestep.engines.shared_rows import (
 )
 from sidestep.engines.tenant_counters import TenantCounters, Total
 from sidestep.engines.vllm.rows import E2E, TTFT
-from sidestep.engines.vllm.service_counters import ServiceCounters
+from sidestep.engines.vllm.service_counters import service_counters
 from sidestep.engines.vllm.wire import FrontEndLatencies
 from sidestep.metrics.ended_counter import SERVICE_E2E, SERVICE_TTFT
 from sidestep.metrics.engine import Engine
@@ -107,8 +107,7 @@ class EventHandlers(Handlers):
         self._refused = handled["refused_requests"]
         self._limit_seconds = handled["step_limit_seconds"]
         self._limit_steps = handled["steps_by_limit"]
-        self.service = ServiceCounters(layout)
-        self.update_service = self.service.update
+        self.service = service_counters(layout)
         self.tenants = TenantCounters(layout, registry, tenant_totals(layout))
         self._untracked = handled["untracked_requests"]
         self._omitted = layout.handler_slot("refused_observations")
@@ -161,7 +160,6 @@ class EventHandlers(Handlers):
             self.registry.add(engine, self._limit_steps, limit, count)
         self.count_untracked(engine, outcomes.untracked)
         self.registry.limited["label_values"] += outcomes.limited
-        self.service.update(engine)
         if self.registry.accounting.is_on and self.tenants is not None:
             self.tenants.settle(engine, outcomes.tenants)
         self._exemplify(engine, outcomes.traced)

@@ -25,7 +25,9 @@ from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.recent_steps import EXTERNAL, MULTIMODAL, PREFIX, HitWindow, RecentSteps
 from sidestep.metrics.registry import Registry
 from sidestep.metrics.trackers import Trackers
+from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER, is_printable
+from sidestep.protocol.messages import KV_TRANSFER
 from sidestep.tracking.kv_blocks.physical import PhysicalBlocks
 
 Counters = Callable[[Sequence[Number | None]], Sequence[Number | None]]
@@ -68,11 +70,9 @@ class VllmHandlers(EventHandlers):
             # Before they are observed, which sorts them.
             self.observe_front_end(engine, item.front_end)
         self._read_step(engine, item, fresh)
-        self.service.leave_to_others(engine, item)
+        if item.iteration is not None:
+            self._count_tokens(engine, item, item.iteration)
         if not item.more:
-            if item.iteration is not None:
-                tokens = item.iteration.iteration_tokens
-                self.count_step_tokens(engine, tokens, is_slice=stats is None)
             if item.mm_cache is not None:
                 _observe_hits(engine.part(RecentSteps).hit_windows[MULTIMODAL], item.mm_cache)
             if stats is not None:
@@ -87,6 +87,14 @@ class VllmHandlers(EventHandlers):
             )
         if engine.missing_slots:
             engine.drop_missing()
+
+    def _count_tokens(self, engine: Engine, item: VllmStep, iteration: IterationStats) -> None:
+        prompts = iteration.prompt_token_stats
+        if KV_TRANSFER in engine.info or (prompts and prompts.external_kv_transfer):
+            self.service.leave_to_others(engine, iteration)
+        if not item.more:
+            is_slice = item.scheduler is None
+            self.count_step_tokens(engine, iteration.iteration_tokens, is_slice=is_slice)
 
     def _observe_scaled_evictions(self, engine: Engine, stats: SchedulerStats) -> None:
         """Observe blocks that the engine sampled itself, scaled by its sampling rate."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from sidestep.catalog.layout import Layout
 from sidestep.engines.shared_rows import (
     RECEIVED_PROMPT,
@@ -10,8 +12,8 @@ from sidestep.engines.shared_rows import (
     SERVICE_REQUESTS,
 )
 from sidestep.engines.vllm.own_rows import HANDED_OVER_REQUESTS, HANDED_OVER_TOKENS
-from sidestep.engines.vllm.wire import VllmStep
 from sidestep.metrics.engine import Engine
+from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import PREFILL
 
 ENDS, PROMPT, SOURCES, GENERATED = (
@@ -22,8 +24,19 @@ ENDS, PROMPT, SOURCES, GENERATED = (
 )
 
 
+@functools.cache
+def service_counters(layout: Layout) -> ServiceCounters:
+    """Return the counters of the engines with this layout."""
+    return ServiceCounters(layout)
+
+
+def update_service(engine: Engine) -> None:
+    """Compute ``sidestep_service_*`` of an engine."""
+    service_counters(engine.layout).update(engine)
+
+
 class ServiceCounters:
-    """Keeps ``sidestep_service_*`` at vLLM's own counters, less what another engine counts."""
+    """Sets ``sidestep_service_*`` to vLLM's own counters, less what another engine counts."""
 
     def __init__(self, layout: Layout) -> None:
         def slots(name: str) -> tuple[int, ...]:
@@ -43,7 +56,7 @@ class ServiceCounters:
         self._parts = prompt, own_local, own_external, computed, local, external
 
     def update(self, engine: Engine) -> None:
-        """Compute the counters after an item has changed the engine's own."""
+        """Compute the counters from the engine's own."""
         values = engine.values
         for slot, own, elsewhere in self._plain:
             count = values[own]
@@ -54,11 +67,8 @@ class ServiceCounters:
         values[self._computed] = prompt - local - external - received[0]
         values[self._cached] = local + external - received[1] - received[2]
 
-    def leave_to_others(self, engine: Engine, step: VllmStep) -> None:
+    def leave_to_others(self, engine: Engine, stats: IterationStats) -> None:
         """Count what another engine counts of a step that no request events describe."""
-        stats = step.iteration
-        if stats is None:
-            return
         values = engine.values
         prompts = stats.prompt_token_stats
         if prompts is not None and prompts.external_kv_transfer and not engine.external_is_cached:

@@ -1,4 +1,4 @@
-"""The counters of the objective ``availability``, derived from the engine's own counters."""
+"""Counters that follow from an engine's others: of the service, and of the objective ``availability``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from sidestep.metrics.engine import Engine
 AVAILABILITY_KEYS = tuple((result, AVAILABILITY) for result in RESULTS)
 
 
-def update_availability(engine: Engine) -> None:
+def update_derived(engine: Engine) -> None:
+    """Update them to the engine's other counters, before somebody reads them."""
+    update_service = engine.layout.tables.update_service
+    if update_service is not None:
+        update_service(engine)
+    _update_availability(engine)
+
+
+def _update_availability(engine: Engine) -> None:
     """Update the objective's counters from the engine's current ones; they never decrease.
 
     SGLang counts an abort when it is requested, and the request when it ends. In between, the number of
