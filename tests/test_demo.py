@@ -107,7 +107,7 @@ async def test_a_status_with_many_problems_is_cut(start: Start) -> None:
 
 
 def test_the_story_of_a_round() -> None:
-    """What begins has a line that fits a terminal; a third of the round is free of it."""
+    """Each act has a line that fits a terminal; a third of the round has no act."""
     told = acts(RUNS)
     starts = [start for start, _ in told]
 

@@ -100,7 +100,7 @@ def find_engine(words: Sequence[str]) -> tuple[InstalledEngine, str]:
 
 
 def search_path(program: str) -> list[str] | None:
-    """Return the directories in which a program's Python looks for packages; None if it cannot be told.
+    """Return the directories in which a program's Python looks for packages; None if unknown.
 
     Raises:
         ConfigError: There is no such program.

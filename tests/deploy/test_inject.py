@@ -191,7 +191,7 @@ def test_variables_and_options_of_the_engine() -> None:
 
 
 def test_the_grace_period_lasts_for_engine_and_exporter() -> None:
-    """It is raised if it has to be."""
+    """The period is raised if it has to be."""
     (found,) = injected(f"{ENGINE}    args: [--shutdown-timeout=30]\n")
     assert found["spec"]["terminationGracePeriodSeconds"] == 48
 
@@ -212,7 +212,7 @@ def test_pods_that_stay(change: tuple[str, str]) -> None:
 
 
 def test_the_difference() -> None:
-    """It has what is added, without a change of style."""
+    """The diff has what is added, without a change of style."""
     text = output(f"# A comment\n{ENGINE}", "--diff")
     lines = text.splitlines()
 

@@ -1,4 +1,4 @@
-"""What ``make dist`` has built, installed and run as users do; nothing comes from the checkout."""
+"""The files of ``make dist``, installed and run as users do; nothing comes from the checkout."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_sums() -> None:
 
 @pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])
 def test_the_wheel_in_an_empty_environment(version: str, tmp_path: Path) -> None:
-    """It brings what it needs."""
+    """The package brings what it needs."""
     run(interpreter(version), "-m", "venv", tmp_path)
     pip(tmp_path / "bin" / "python", "--only-binary", ":all:", WHEEL)
     run(tmp_path / "bin" / "python", "-m", "pip", "check")
@@ -243,7 +243,7 @@ def test_the_debian_package_is_complete(debian: Path) -> None:
 
 @NEEDS_ROOT
 def test_systemd_accepts_the_unit(debian: Path) -> None:
-    """It has no error, and little is exposed."""
+    """The unit has no error, and exposes little."""
     unit = "/usr/lib/systemd/system/sidestep.service"
     inside(debian, "systemd-analyze", "verify", "--man=no", unit)
     inside(debian, "systemd-analyze", "security", "--offline=yes", f"--threshold={EXPOSURE}", unit)
@@ -251,7 +251,7 @@ def test_systemd_accepts_the_unit(debian: Path) -> None:
 
 @NEEDS_ROOT
 def test_the_service_serves_engines_of_its_group(debian: Path) -> None:
-    """What the unit starts, as its user and without rights; an engine's user sends to it."""
+    """The unit's command runs as its user, without rights; an engine's user sends to it."""
     unit = (debian / "usr/lib/systemd/system/sidestep.service").read_text()
     (command,) = [line.split("=", 1)[1] for line in unit.splitlines() if "ExecStart=" in line]
     port = free_port()

@@ -1,4 +1,4 @@
-"""What ``make dist`` builds without root, and the one place of the version."""
+"""The files that ``make dist`` builds without root, and the one place of the version."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_the_wheel_has_the_packages(dist: Path) -> None:
 
 
 def test_the_source_distribution_has_what_git_tracks(dist: Path) -> None:
-    """It has no other files but its metadata."""
+    """The archive has no other files but its metadata."""
     with tarfile.open(dist / f"sidestep-{__version__}.tar.gz") as tar:
         names = {one.name.partition("/")[2] for one in tar}
 
@@ -171,7 +171,7 @@ def test_dashboards_and_rules_are_complete(dist: Path) -> None:
 
 
 def test_the_man_page_has_every_command_and_flag(dist: Path) -> None:
-    """It has the release in its footer."""
+    """The man page has the release in its footer."""
     name = f"sidestep-man-and-completions-{__version__}"
     page = unpacked(dist, f"{name}.tar.gz")[f"{name}/man/sidestep.1"].replace("\\-", "-")
 

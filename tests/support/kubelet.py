@@ -67,7 +67,7 @@ class Container:
 
     @property
     def running(self) -> bool:
-        """Whether a process runs; records the exit code of one that has ended."""
+        """True if a process runs; the exit code of one that has ended is recorded."""
         with self._lock:
             if self._process is not None and (code := self._process.poll()) is not None:
                 self._process = None

@@ -1,6 +1,6 @@
 """A stand-in engine for a pod's container: it pushes items of a seed through the real publisher.
 
-Its folder tells how far each of its processes is: ``pushed-N`` is written at each push and outlives the process.
+Its folder shows how far each of its processes is: ``pushed-N`` is written at each push and outlives the process.
 Process N begins once there is a file ``go-N`` and pauses at ``pause-N``. At SIGTERM it goes on for a while, as an
 engine does with its requests, and then sends the rest.
 """

@@ -1,1 +1,1 @@
-"""What a release consists of: ``make dist`` builds it into dist/."""
+"""The files of a release: ``make dist`` builds them into dist/."""

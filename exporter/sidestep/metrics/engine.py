@@ -170,7 +170,7 @@ class Engine(EngineState):
 
     @property
     def external_is_cached(self) -> bool:
-        """Whether prompt tokens from outside come from a cache, not from another engine's request."""
+        """True if prompt tokens from outside come from a cache, not from another engine's request."""
         return self.info.get(KV_TRANSFER, {}).get("external") == "cached"
 
     @property

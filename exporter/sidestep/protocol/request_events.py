@@ -44,8 +44,8 @@ LIMITS = (
 
 
 WHOLE, HANDED_OVER, RECEIVED = range(3)
-"""What a request is to its engine: all of it; its prompt only, whose KV goes to another engine; or what
-follows a prompt that another engine computes."""
+"""Parts of a request that its engine does: all of it; its prompt only, whose KV goes to another engine;
+or what follows a prompt that another engine computes."""
 
 
 class Identity(msgspec.Struct, array_like=True, gc=False, frozen=True):

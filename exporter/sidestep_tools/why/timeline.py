@@ -62,7 +62,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def join_keys(self) -> set[tuple[str, str]]:
-        """What its parts on several engines have in common: any one of these."""
+        """Keys of the request, of which its parts on several engines share at least one."""
         found = {(name, getattr(self, name)) for name in ("id", "join_key", "trace_id")}
         return {(name, key) for name, key in found if key}
 

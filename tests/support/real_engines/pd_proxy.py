@@ -15,7 +15,7 @@ PARAMS = "kv_transfer_params"
 
 @dataclasses.dataclass
 class Books:
-    """What the clients of the service have asked for and got."""
+    """The books of the service's clients: what they have asked for and got."""
 
     requests: int = 0
     prompt_tokens: int = 0
