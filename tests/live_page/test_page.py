@@ -30,7 +30,7 @@ from sidestep.app.exporter import Exporter
 from sidestep.engines.vllm.wire import SchedulerStats as VllmStats
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.http.static_files import FOLDER
-from sidestep.metrics.request_parts import part_counter
+from sidestep.metrics.ended_counter import part_counter
 from sidestep.protocol.messages import Bye, EngineInfo, Hello
 from sidestep.protocol.progress import Progress
 from sidestep.tracking.health.states import EngineState

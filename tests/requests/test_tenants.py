@@ -25,9 +25,9 @@ from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import VllmStep
+from sidestep.metrics.ended_counter import REQUEST_PARTS, TENANT_PARTS
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.registry import Accounting, Registry, Tracking
-from sidestep.metrics.request_parts import REQUEST_PARTS, TENANT_PARTS
 from sidestep.metrics.totals_codec import decode_totals
 from sidestep.protocol.iteration_stats import IterationStats, PromptTokenStats
 from sidestep.protocol.limits import OTHER

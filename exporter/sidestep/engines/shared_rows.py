@@ -9,10 +9,9 @@ from sidestep.catalog.prices import PARTS, PRICED
 from sidestep.catalog.row import ENGINE_LABELS, Computed, Handler, Row, Sampled, Source
 from sidestep.catalog.slo import SLO_HANDLERS, SLO_REQUESTS, SLO_UNDECIDED
 from sidestep.engines.row_builders import counter, gauge, histogram
-from sidestep.metrics.ended_counter import SERVICE_E2E, SERVICE_TTFT
+from sidestep.metrics.ended_counter import REQUEST_PARTS, SERVICE_E2E, SERVICE_TTFT, TENANT_PARTS
 from sidestep.metrics.hit_ratio_curves import HIT_RATIOS
 from sidestep.metrics.registry import COST, TENANT
-from sidestep.metrics.request_parts import REQUEST_PARTS, TENANT_PARTS
 from sidestep.protocol.request_events import LIMITS
 from sidestep.tracking.kv_blocks.lookups import REASONS
 

@@ -9,11 +9,10 @@ from typing import TypeVar
 
 from sidestep.catalog.layout import Layout
 from sidestep.catalog.prices import Prices
-from sidestep.metrics.ended_counter import ended_counter
+from sidestep.metrics.ended_counter import ended_counter, part_counter
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.engine_state import Key, Number, SeriesSettings
 from sidestep.metrics.exposed_engines import ExposedEngines
-from sidestep.metrics.request_parts import part_counter
 from sidestep.metrics.step_limits import limit_seconds
 from sidestep.metrics.timeline import SECONDS, Timeline
 from sidestep.metrics.trackers import Trackers

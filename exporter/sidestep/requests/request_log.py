@@ -15,13 +15,13 @@ import msgspec
 
 from sidestep.config.settings import Config
 from sidestep.errors import ConfigError
-from sidestep.metrics.engine import Engine
-from sidestep.metrics.engine_state import Key, Number
-from sidestep.metrics.request_parts import (
+from sidestep.metrics.ended_counter import (
     TENANT_PARTS,
     add_parts_of_tenant,
     begin_parts_by_tenant,
 )
+from sidestep.metrics.engine import Engine
+from sidestep.metrics.engine_state import Key, Number
 from sidestep.metrics.timeline import Timeline
 from sidestep.protocol.limits import OTHER
 from sidestep.protocol.request_events import Identity

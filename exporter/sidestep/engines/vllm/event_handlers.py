@@ -22,14 +22,13 @@ from sidestep.engines.tenant_counters import TenantCounters, Total
 from sidestep.engines.vllm.rows import E2E, TTFT
 from sidestep.engines.vllm.service_counters import service_counters
 from sidestep.engines.vllm.wire import FrontEndLatencies
-from sidestep.metrics.ended_counter import SERVICE_E2E, SERVICE_TTFT
+from sidestep.metrics.ended_counter import REQUEST_PARTS, SERVICE_E2E, SERVICE_TTFT, TENANT_PARTS
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.engine_state import Number
 from sidestep.metrics.exemplars import exemplar
 from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.recent_steps import RecentSteps
 from sidestep.metrics.registry import COST, Registry
-from sidestep.metrics.request_parts import REQUEST_PARTS, TENANT_PARTS
 from sidestep.metrics.timeline import Timeline
 from sidestep.metrics.trackers import Trackers
 from sidestep.protocol.block_events import BlockEvents

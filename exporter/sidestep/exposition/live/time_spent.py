@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from sidestep.catalog.dialect import Quotient
 from sidestep.catalog.layout import Layout
 from sidestep.exposition.live.answers import WINDOW
+from sidestep.metrics.ended_counter import part_seconds
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.request_parts import part_seconds
 from sidestep.metrics.series import NumberReader, number_reader
 from sidestep.metrics.step_limits import binding_limit, limit_seconds
 from sidestep.protocol.request_events import LIMITS
