@@ -8,9 +8,10 @@ import os
 import shutil
 import subprocess
 import tarfile
+import tempfile
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -73,7 +74,7 @@ def run(*command: object, **environ: str) -> str:
 def works(sidestep: Path | str, *before: object) -> None:
     """Check that a command is this release's, and that it serves recorded engines."""
     assert run(*before, sidestep, "--version") == f"sidestep, version {__version__}\n"
-    assert "vllm" in run(*before, sidestep, *DEMO)
+    assert "vLLM" in run(*before, sidestep, *DEMO)
 
 
 def page(url: str) -> str:
@@ -288,14 +289,19 @@ def test_a_purge_leaves_nothing(debian: Path) -> None:
 
 
 @pytest.fixture
-def podman(tmp_path: Path) -> Callable[..., str]:
+def podman() -> Iterator[Callable[..., str]]:
     """Return a function that runs podman with a storage of its own, which has the image."""
     if shutil.which("podman") is None:
         pytest.skip("podman is not installed")
-    places = f"--root={tmp_path}/root --runroot={tmp_path}/run --storage-driver=overlay".split()
+    # The path of its state has at most 50 characters.
+    place = Path(tempfile.mkdtemp(prefix="dist-"))
+    places = f"--root={place}/root --runroot={place}/run --storage-driver=overlay".split()
     call = partial(run, "podman", *places, "--runtime=runc", "--cgroup-manager=cgroupfs")
-    call("load", "--quiet", "--input", DIST / f"sidestep-{__version__}-image.tar")
-    return call
+    try:
+        call("load", "--quiet", "--input", DIST / f"sidestep-{__version__}-image.tar")
+        yield call
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
 
 
 @NEEDS_ROOT
