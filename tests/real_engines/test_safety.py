@@ -15,6 +15,7 @@ import pytest
 from fuzz.hostile_exporter import BEHAVIOURS, HostileExporter
 
 from exporters import until
+from ports import free_port
 from real_engines.comparison import (
     Page,
     assert_complete,
@@ -184,8 +185,10 @@ async def test_counters_continue_after_a_killed_engine_restarts(site: Site) -> N
 
     async with site.exporter() as exporter:
         await exporter.started()
+        port = free_port()
         for _ in range(2):
-            async with site.server() as server:
+            # A server on another port would be another engine.
+            async with site.server(port=port) as server:
                 await server.started()
                 async with Client(server.base) as client:
                     assert_complete(await completions(client, 20))

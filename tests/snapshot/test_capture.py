@@ -19,6 +19,7 @@ from sidestep.errors import ConfigError, WireError
 from sidestep.metrics.engine_state import SeriesSettings
 from sidestep.protocol.messages import EngineInfo, Heartbeat
 from sidestep.protocol.request_events import (
+    HANDED_OVER,
     Finished,
     Iteration,
     Output,
@@ -141,6 +142,23 @@ def test_group_that_waits_for_another_engine_waits_after_a_restart(is_lost: bool
     unknown = 'sidestep_untracked_requests_total{engine="a",model_name="m",reason="samples"}'
     assert group_counts(fed) == ["0" if is_lost else "1", "0"]
     assert f"{unknown} {int(is_lost)}\n" in fed.page
+
+
+def test_tokens_of_a_hand_over_are_left_out_after_a_restart() -> None:
+    """The engine that continues the request counts them."""
+    fed = Fed()
+    fed.send_hello("a", [EngineInfo("a", "vllm", {"engine": "a", "model_name": "m"})])
+    asked = Queued(0, 1.0, 1.0, max_tokens=9, transfer=HANDED_OVER)
+    first = Iteration(1.0, 2.0, 2.0, [Output(2.0, [0])])
+    fed.items("a", [encode_item(RequestEvents(0, 2.0, 1, [asked, Scheduled(0, 1.0), first]))])
+    fed = fed.restarted(fed.snapshot())
+    second = Iteration(2.0, 3.0, 3.0, [Output(3.0, [0])])
+    fed.items("a", [encode_item(RequestEvents(0, 3.0, 1, [second]))])
+
+    labels = '{engine="a",model_name="m"}'
+    assert f"vllm:generation_tokens_total{labels} 2\n" in fed.page
+    assert f"sidestep_handed_over_generation_tokens_total{labels} 2\n" in fed.page
+    assert f"sidestep_service_generation_tokens_total{labels} 0\n" in fed.page
 
 
 def test_restored_snapshot_is_written_identically() -> None:

@@ -26,7 +26,7 @@ PLACEHOLDER = re.compile(
 
 @dataclass(frozen=True)
 class Release:
-    """One release in the making.
+    """A release that is being built.
 
     Attributes:
         version: The version of ``sidestep.__version__``.

@@ -264,9 +264,8 @@ class HeldKv:
     def families(self) -> list[Family]:
         """Return the requests, their blocks, and how long the oldest has been held; about once a second."""
         scheduler, now = self._scheduler(), _monotonic()
-        if getattr(scheduler, "connector", None) is None:
+        if scheduler is None or getattr(scheduler, "connector", None) is None:
             return []
-        assert scheduler is not None
         held = [one.request_id for one in _requests(scheduler) if one.is_finished()]
         self._since = {name: self._since.get(name, now) for name in held}
         manager = scheduler.kv_cache_manager

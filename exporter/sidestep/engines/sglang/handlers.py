@@ -59,14 +59,14 @@ def _unless(role: str, total: Total) -> Total:
 
     def read(engine: Engine) -> Number | None:
         found = total(engine)
-        return found and 0 if engine.role == role else found
+        return found if found is None or engine.role != role else 0
 
     return read
 
 
 def _transferred(engine: Engine) -> Number | None:
     prompt = _own_total(engine, PROMPT)
-    return prompt if engine.role == DECODE else prompt and 0
+    return prompt if prompt is None or engine.role == DECODE else 0
 
 
 _TOTALS: Mapping[str, Total] = {

@@ -8,6 +8,7 @@ from itertools import islice
 
 import msgspec
 
+from sidestep.protocol.request_events import HANDED_OVER
 from sidestep.tracking.requests.engine_times import EngineTimes
 from sidestep.tracking.requests.front_end import FrontEndState
 from sidestep.tracking.requests.inflight import Request
@@ -124,6 +125,7 @@ def restore(tracker: RequestTracker, state: TrackerState | RequestsState) -> Non
     if isinstance(state, RequestsState):
         for number, request in zip(state.numbers, state.requests, strict=True):
             requests.restore(number, request)
+            tracker.outputs.has_hand_overs |= request.transfer == HANDED_OVER
             if request.parts is not None:
                 tracker.parts.restore(request.parts)
         return
