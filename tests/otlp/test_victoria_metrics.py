@@ -10,7 +10,7 @@ import pytest
 
 from exporters import Start, until
 from otlp_pushes import RUNS, pushed, replay_all
-from otlp_receiver import Samples, page_samples
+from otlp_receiver import Labels, Samples, page_samples
 from pages import get
 from replays import replay
 from victoria_metrics import BINARY, victoria_metrics
@@ -43,22 +43,26 @@ async def test_exponential_histograms_are_ranges(
             await replay(exporter, "core_dp")
             page = page_samples(await get(exporter.url))
         # The exporter has pushed its last counts.
-        counts = {key: value for key, value in page.items() if key[0] == f"{NAME}_count"}
+        counts = {labels: value for (name, labels), value in page.items() if name == f"{NAME}_count"}
         stored: Samples = {}
 
+        def in_ranges(labels: Labels) -> float:
+            return sum(
+                value
+                for (name, found), value in stored.items()
+                if name == f"{NAME}_bucket" and {*labels} < {*found}
+            )
+
         async def has_all() -> bool:
-            # The index is updated later.
+            # The index is updated later, one series after the other.
             stored.update((await asyncio.to_thread(server.samples))[0])
-            return counts.keys() <= stored.keys()
+            return all(
+                in_ranges(labels) == count == stored.get((f"{NAME}_count", labels))
+                for labels, count in counts.items()
+            )
 
         await until(has_all, 30.0)
 
     assert sum(counts.values()) > 0
-    for (_, labels), count in counts.items():
-        ranges = [
-            value
-            for (family, found), value in stored.items()
-            if family == f"{NAME}_bucket" and {*labels} < {*found}
-        ]
-        assert sum(ranges) == count == stored[f"{NAME}_count", labels]
+    for labels in counts:
         assert math.isclose(stored[f"{NAME}_sum", labels], page[f"{NAME}_sum", labels])
