@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import io
 import re
 import shutil
 import subprocess
@@ -17,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 from click import Context
-from tools.dist import notes, release
+from tools.dist import notes
 from tools.dist.release import ROOT
 
 from sidestep import __version__
@@ -194,20 +192,6 @@ def test_the_man_page_is_rendered_without_a_warning(dist: Path) -> None:
     assert "--ingest.endpoint" in re.sub(".\b", "", done.stdout)
 
 
-@pytest.mark.parametrize(
-    ("shell", "name"), [("bash", "sidestep"), ("zsh", "_sidestep"), ("fish", "sidestep.fish")]
-)
-def test_shells_accept_the_completions(dist: Path, shell: str, name: str) -> None:
-    """Each parses its own."""
-    if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not installed")
-    folder = f"sidestep-man-and-completions-{__version__}"
-    text = unpacked(dist, f"{folder}.tar.gz")[f"{folder}/completions/{name}"]
-    subprocess.run([shell, "-n"], input=text, text=True, check=True)
-
-    assert "_SIDESTEP_COMPLETE" in text
-
-
 def test_notes_are_those_of_the_version(tmp_path: Path) -> None:
     """A version without a section has the newest, and the heading says so."""
     changelog = tmp_path / "CHANGELOG.md"
@@ -227,15 +211,3 @@ def test_another_tag_is_refused() -> None:
 
     assert done.returncode == 1
     assert done.stderr == f"v0.0.1 is not the tag of this release: v{__version__}\n"
-
-
-def test_archives_do_not_depend_on_the_files_times(tmp_path: Path) -> None:
-    """Times are the release's, and members are sorted."""
-    made = release.Release(__version__, 1_700_000_000, ROOT, tmp_path)
-    made.archive("a.tgz", {"b": "2", "a": "1"})
-    with tarfile.open(
-        fileobj=io.BytesIO(gzip.decompress((tmp_path / "a.tgz").read_bytes()))
-    ) as tar:
-        members = [(one.name, one.mtime, one.mode, one.uid, one.uname) for one in tar]
-
-    assert members == [("a", 1_700_000_000, 0o644, 0, ""), ("b", 1_700_000_000, 0o644, 0, "")]
