@@ -56,23 +56,6 @@ def test_documents_name_families_that_exist(path: Path) -> None:
     assert unknown == set()
 
 
-def test_a_broken_link_is_found(tmp_path: Path) -> None:
-    """A link to a missing file or heading is broken; code contains no links, and anchors are GitHub's."""
-    (tmp_path / "other.md").write_text("# A `--flag`, and more\n\n## Twice\n\n## Twice\n")
-    page = tmp_path / "page.md"
-    page.write_text(
-        "# Here\n[a](other.md#a---flag-and-more) [b](other.md#twice-1) [c](#here) [d](https://x/#y)\n"
-        "`[e](gone.md)`\n```\n# No heading\n[f](gone.md)\n```\n"
-        "[g](gone.md) [h](other.md#twice-2) [i](#no-heading)\n"
-    )
-
-    assert [line.split(": ")[1] for line in docs.broken_links([page])] == [
-        "gone.md",
-        "other.md#twice-2",
-        "#no-heading",
-    ]
-
-
 def test_no_text_installs_the_package_by_its_name() -> None:
     """No index has it: texts install a clone or a wheel."""
     texts = [*DOCUMENTS, *ROOT.glob("exporter/**/*.py"), *ROOT.glob("adapters/**/*.py")]

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
-from collections.abc import AsyncIterator, Mapping
 from subprocess import CompletedProcess
 
-import msgspec
 from aiohttp import web
 
 from command_line import one_line, sidestep
 from exporters import Start
 from ports import free_port
 from replays import replay
-from request_runs import run
 from web_servers import server
 
 API = "/api/v1/{name:.+}"
@@ -24,33 +19,6 @@ API = "/api/v1/{name:.+}"
 async def compare(*arguments: object) -> CompletedProcess[str]:
     """Run the command beside the servers of the test."""
     return await asyncio.to_thread(sidestep, "compare", *arguments)
-
-
-@contextlib.asynccontextmanager
-async def answering(answers: Mapping[str, bytes]) -> AsyncIterator[str]:
-    """Serve answers of an exporter, by their paths."""
-
-    async def answer(request: web.Request) -> web.Response:
-        if request.path not in answers:
-            return web.Response(status=404)
-        return web.Response(body=answers[request.path], content_type="application/json")
-
-    async with server(answer, API) as url:
-        yield url
-
-
-async def test_exporters_with_requests() -> None:
-    """Requests are compared one by one, and labels select them as in a log."""
-    records = [run(1), run(2, slower=1.5, model="other")]
-    engines = [{"id": "e", "requests": few} for few in records]
-    answer = msgspec.json.encode({"engines": engines, "limits": []})
-    async with answering({"/api/v1/timeline": answer}) as url:
-        done = await compare(f"{url}{{model=m}}", f"{url}{{model=other}}", "--json")
-
-    found = json.loads(done.stdout)
-    assert (found["verdict"], done.returncode) == ("worse", 1)
-    assert found["a"]["extent"].startswith("m, 400 requests")
-    assert any(row["quantity"] == "ITL of a request p95" for row in found["rows"])
 
 
 async def test_a_real_exporter_without_requests(start: Start) -> None:

@@ -167,13 +167,6 @@ async def test_an_answer_of_another_kind_is_one_line() -> None:
     one_line(done, 2, "could not convert string to float: 'x'")
 
 
-def test_labels_select(server: Prometheus) -> None:
-    """Of the same hour, the pod of another one has nothing."""
-    found = compare(at(server, "before", '{pod="before"}'), at(server, "before"), "--json")
-
-    assert {row["change"][0] for row in json.loads(found.stdout)["rows"]} == {0}
-
-
 def test_the_lengths_are_families_of_the_engines() -> None:
     """The table of pages names histograms that the dialects have."""
     for page in PAGES:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from exporters import MAIN_RUN, Start, until
-from replays import replay
+from exporters import until
 from terminals import TMUX, Terminal, terminal
 
 pytestmark = pytest.mark.skipif(
@@ -66,7 +65,7 @@ async def test_keys(shell: Terminal) -> None:
     assert await modes(shell) == before
 
 
-@pytest.mark.parametrize("how", ["C-c", signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("how", ["C-c", signal.SIGTERM])
 async def test_ends(shell: Terminal, how: str | signal.Signals) -> None:
     """Ctrl-C and signals end it in order."""
     await shell.run(f"{VIEW}; echo exit code $?")
@@ -86,21 +85,6 @@ async def test_closed_terminal(shell: Terminal) -> None:
     process = await child(shell)
     shell.tmux("kill-server")
     await until(lambda: not runs(process), 20)
-
-
-async def test_command(shell: Terminal, start: Start) -> None:
-    """The command shows the engine of a real exporter, and says why when the exporter is gone."""
-    async with start() as exporter:
-        await replay(exporter, MAIN_RUN)
-        url = exporter.url.removesuffix("/metrics")
-        await shell.run(f"python -m sidestep top {url}; echo exit code $?")
-        await shell.shows("sidestep top · 1 engine")
-        shell.press("S")
-        await shell.shows("STATE▼")
-    await shell.shows("1 of 1 target failed")
-    await shell.shows("last answer")
-    shell.press("q")
-    await shell.shows("exit code 0")
 
 
 async def child(shell: Terminal) -> int:
