@@ -25,8 +25,6 @@ STORAGE = ROOT / "build" / "image"
 LIMIT_MB = 120
 """Most megabytes that the image adds to its base."""
 SIDECAR = named(template()["initContainers"], "sidestep")
-START = 4.0
-"""Most seconds until the exporter is ready at the sidecar's limit of CPU."""
 MOUNTS = {one["name"]: one["mountPath"] for one in SIDECAR["volumeMounts"]}
 CONTAINER = r"""
 set -eu
@@ -162,83 +160,6 @@ def test_the_image_is_labelled(config: dict[str, Any]) -> None:
     assert len(labels["org.opencontainers.image.revision"]) == 40
     assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
     assert (config["User"], "9857/tcp" in config["ExposedPorts"]) == ("65532:65532", True)
-
-
-@pytest.mark.parametrize("manifest", [{}, SIDECAR], ids=["plain", "sidecar"])
-def test_the_exporter_starts_quickly_and_drains(
-    root: Path, config: dict[str, Any], volumes: dict[str, Path], manifest: Resource
-) -> None:
-    """The exporter starts quickly without privileges, and ends with exit code 0."""
-    with running(root, config, volumes, manifest) as (process, seconds, _):
-        status = Path(f"/proc/{process.pid}/status").read_text()
-        rss = next(line for line in status.splitlines() if line.startswith("VmRSS"))
-        fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
-        ticks = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-        cpu = sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
-        print(f"\nready in {seconds:.2f} s of which {cpu:.2f} s of CPU, {rss}")
-        process.terminate()
-        code = process.wait(20)
-
-    assert fields["Uid"].split() == ["65532"] * 4
-    assert (int(fields["CapEff"], 16), fields["NoNewPrivs"]) == (0, "1")
-    assert code == 0
-    assert (volumes["sidestep-state"] / "state").is_dir()
-    # CPU time hardly depends on what else the machine does.
-    limit = SIDECAR["resources"]["limits"]["cpu"]
-    assert cpu < START * int(limit.removesuffix("m")) / 1000
-
-
-def test_the_file_system_is_read_only(root: Path, config: dict[str, Any]) -> None:
-    """The root file system is read-only."""
-    program = "import os; print(os.getuid()); open('/tmp/a', 'w')"
-    done = subprocess.run(
-        container_command(root, config, {}, ["/opt/sidestep/venv/bin/python3", "-c", program]),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert done.stdout.split() == ["65532"]
-    assert "Read-only file system" in done.stderr
-
-
-@pytest.mark.parametrize("user", ["0:0", "1000:1000", "65532:65532"])
-def test_an_engine_of_any_user_reaches_the_exporter(
-    root: Path, config: dict[str, Any], volumes: dict[str, Path], user: str
-) -> None:
-    """An engine of any user reaches the exporter with the plugin that the init container copied."""
-    plugin = named(template()["initContainers"], "sidestep-plugin")
-    mounts = {volumes["sidestep-plugin"]: "/mnt"}
-    copy = [*plugin["command"][:-1], "/mnt"]
-    subprocess.run(container_command(root, config, mounts, copy), check=True)
-    endpoint = named(named(template()["containers"], "engine")["env"], "SIDESTEP_ENDPOINT")["value"]
-    program = f"""
-import sys; sys.path[1:1] = ["/mnt"]
-import time
-from sidestep.engines.vllm.wire import VllmStep
-from sidestep.protocol.messages import EngineInfo
-from sidestep.protocol.iteration_stats import IterationStats
-from sidestep_adapters.publisher import publisher as push
-assert push.__file__.startswith("/mnt/"), push.__file__
-engine = EngineInfo("e", "vllm", {{"model_name": "m", "engine": "0"}})
-publisher = push.Publisher({endpoint!r}, "s", [engine])
-step = IterationStats(num_generation_tokens=7)
-publisher.push(VllmStep(0, time.monotonic(), time.time(), None, step))
-until = time.monotonic() + 60
-while not publisher.drained and time.monotonic() < until:
-    time.sleep(0.01)
-assert publisher.drained
-publisher.close()
-"""
-    with running(root, config, volumes, SIDECAR) as (_, _, url):
-        mounts = {volumes["sidestep-socket"]: MOUNTS["sidestep-socket"], **mounts}
-        python = ["/opt/sidestep/venv/bin/python3", "-c", program]
-        done = subprocess.run(container_command(root, config, mounts, python, user), check=False)
-        with urllib.request.urlopen(f"{url}/metrics") as answer:
-            page = answer.read().decode()
-
-    assert done.returncode == 0
-    assert 'vllm:generation_tokens_total{engine="0",model_name="m"} 7' in page.splitlines()
 
 
 def test_keys_of_a_secret_are_copied(

@@ -17,8 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from charts import CHART, ENGINE, VALUES, rendered
 from command_line import ENVIRON
 from installations import ROOT, interpreter, made, pip
+from manifests import pods, sidesteps
 from ports import free_port
 from sidestep import __version__
 
@@ -153,6 +155,23 @@ sys.exit(str(JsonStrictValidator(SchemaVersion.V1_6).validate_str(open(sys.argv[
     names = {one["name"] for one in json.loads(bill.read_text())["components"]}
 
     assert {"aiohttp", "pyzmq", "libc6", "python3.11"} <= names
+
+
+@pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
+def test_the_chart_is_rendered(values: Path, tmp_path: Path) -> None:
+    """Packed, it renders as in the repository, but for its version."""
+    chart = unpacked(f"sidestep-{__version__}.tgz", tmp_path)
+    text = json.dumps(rendered(CHART, values)).replace('"dev"', f'"{__version__}"')
+
+    assert rendered(chart, values) == json.loads(text)
+
+
+def test_the_library_chart_is_rendered(tmp_path: Path) -> None:
+    """An engine's chart that depends on it has this release's sidecar."""
+    library = unpacked(f"sidestep-lib-{__version__}.tgz", tmp_path)
+    ((_, pod),) = [one for each in rendered(ENGINE, library=library) for one in pods(each)]
+
+    assert {one["image"] for one in sidesteps(pod)} == {f"sidestep:{__version__}"}
 
 
 @pytest.fixture(scope="module")

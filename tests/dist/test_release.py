@@ -192,6 +192,20 @@ def test_the_man_page_is_rendered_without_a_warning(dist: Path) -> None:
     assert "--ingest.endpoint" in re.sub(".\b", "", done.stdout)
 
 
+@pytest.mark.parametrize(
+    ("shell", "name"), [("bash", "sidestep"), ("zsh", "_sidestep"), ("fish", "sidestep.fish")]
+)
+def test_shells_accept_the_completions(dist: Path, shell: str, name: str) -> None:
+    """Each parses its own."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    folder = f"sidestep-man-and-completions-{__version__}"
+    text = unpacked(dist, f"{folder}.tar.gz")[f"{folder}/completions/{name}"]
+    subprocess.run([shell, "-n"], input=text, text=True, check=True)
+
+    assert "_SIDESTEP_COMPLETE" in text
+
+
 def test_notes_are_those_of_the_version(tmp_path: Path) -> None:
     """A version without a section has the newest, and the heading says so."""
     changelog = tmp_path / "CHANGELOG.md"
