@@ -163,21 +163,3 @@ def label_lists(keyword: str, expr: str) -> list[set[str]]:
     """Return the labels of every ``keyword (...)`` in an expression: by, without, on or ignoring."""
     found = re.findall(rf"\b{keyword} \(([^)]*)\)", expr)
     return [set(re.findall(r"\w+", labels)) for labels in found]
-
-
-def divisors(expr: str) -> list[str]:
-    """Return the divisors in an expression, without their outer parentheses."""
-    bare = re.sub(r'"[^"]*"', lambda quoted: "_" * len(quoted[0]), expr)
-    found = []
-    for match in re.finditer(r"/\s*", bare):
-        rest = bare[match.end() :]
-        if not rest.startswith("("):
-            found.append(re.split(r"\s", rest, maxsplit=1)[0])
-            continue
-        depth = 0
-        for at, char in enumerate(rest):
-            depth += (char == "(") - (char == ")")
-            if not depth:
-                found.append(rest[1:at].strip())
-                break
-    return found
