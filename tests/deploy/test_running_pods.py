@@ -37,12 +37,7 @@ PLUGIN = "/opt/sidestep/plugin"
 
 
 class EnginePod:
-    """A pod, and what its engine pushed.
-
-    Attributes:
-        expected: Counts of killed engines that the page must have.
-        folded: Whether the engine's ring was full, as while an exporter hangs.
-    """
+    """A pod, and what its engine pushed."""
 
     def __init__(self, pod: Pod, folder: Path) -> None:
         self.pod, self.folder = pod, folder

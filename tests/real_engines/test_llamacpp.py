@@ -138,11 +138,7 @@ def state(exporter: Exporter) -> str:
 
 
 class Clients:
-    """Clients that add up the counts in their responses.
-
-    Attributes:
-        reported: Prompt tokens that were computed or found in the cache, and generated ones.
-    """
+    """Clients that add up the counts in their responses."""
 
     def __init__(self, server: LlamaProcess) -> None:
         self._server = server

@@ -74,11 +74,7 @@ async def agreed(
 async def assert_series_continue(
     exporter: ExporterProcess, families: Sequence[str], first: Starts, second: Starts
 ) -> tuple[Page, Origins, list[Server]]:
-    """Assert that each of two servers has series of its own, which go on after a kill of the first.
-
-    Returns:
-        The last page, the first values, and the two servers.
-    """
+    """Assert that each of two servers has series of its own, which go on after a kill of the first."""
     async with first() as one, second() as other:
         await one.started()
         await other.started()

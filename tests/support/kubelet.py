@@ -38,12 +38,7 @@ UNITS = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
 
 @dataclasses.dataclass(frozen=True)
 class Image:
-    """An unpacked image.
-
-    Attributes:
-        mounts: Host paths of further files, and where the containers have them.
-        folder: Working directory.
-    """
+    """An unpacked image."""
 
     root: Path
     environ: Sequence[str]
@@ -298,11 +293,7 @@ class Pod:
         shutil.rmtree(self._podman, ignore_errors=True)
 
     def start(self) -> None:
-        """Run the init containers in order, wait for each sidecar's startup probe, and start the main containers.
-
-        Raises:
-            RuntimeError: An init container failed, or a sidecar is not ready in time.
-        """
+        """Run the init containers in order, wait for each sidecar's startup probe, and start the main containers."""
         for container in self.init:
             container.run()
             is_sidecar = container in self.sidecars

@@ -53,11 +53,7 @@ def kserve(model: str) -> dict[str, Any]:
 
 
 def validate(found: Iterable[Resource], directory: Path) -> None:
-    """Validate resources of any kind, and the pods in them, against their schemas.
-
-    Raises:
-        AssertionError: A field is unknown or has the wrong type; the message has the output.
-    """
+    """Validate resources of any kind, and the pods in them, against their schemas."""
     everything = list(found)
     operators = [one for one in everything if one["apiVersion"].startswith(OPERATORS)]
     holders = [one for one in everything if one["kind"] in HOLDERS]

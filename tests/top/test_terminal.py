@@ -24,11 +24,7 @@ ENVIRON = {key: os.environ[key] for key in os.environ if key not in {"COLUMNS", 
 
 
 class Terminal:
-    """A terminal that runs a shell.
-
-    Args:
-        name: Of tmux' server, which the terminal has for itself.
-    """
+    """A terminal that runs a shell."""
 
     def __init__(self, name: str) -> None:
         self.name = name
