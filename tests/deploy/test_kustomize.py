@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from pathlib import Path
 
 import pytest
@@ -105,24 +104,6 @@ def test_only_engines_of_production_stack_are_injected() -> None:
 def has_exporter(pod: Resource) -> bool:
     """Return whether the pod has the sidecar."""
     return "sidestep" in {each["name"] for each in pod.get("initContainers", ())}
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
-def test_grace_periods_suffice_for_engine_and_sidecar(overlay: Path) -> None:
-    """A pod's grace period has the engine's time to stop, the sidecar's, and 2 s for its last snapshot."""
-    for one in kustomized(overlay):
-        for _, pod in pods(one):
-            if not has_exporter(pod):
-                continue
-            engine = pod["containers"][0]
-            command = " ".join([*engine.get("command", ()), *engine.get("args", ())])
-            timeout = re.search(r"--shutdown-timeout[= ](\d+)", command)
-            stops = int(timeout[1]) if timeout else 30 * ("tritonserver" in command)
-            arguments = " ".join(arg for each in sidesteps(pod) for arg in each.get("args", ()))
-            (linger,) = re.findall(r"--shutdown.linger=(\d+)", arguments)
-
-            # Kubernetes' default is 30 s.
-            assert pod.get("terminationGracePeriodSeconds", 30) >= stops + int(linger) + 2
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)

@@ -12,7 +12,6 @@ from boards import DASHBOARDS, dashboard, variables
 from prometheus_server import VERSIONS
 from promtool import PROMTOOLS, run
 from rulefiles import (
-    RECORDED,
     ROOT,
     RULE_FILES,
     RULES,
@@ -212,14 +211,6 @@ def test_selectors_match_the_catalogue() -> None:
             assert label in labels, selector
             if operator == "=" and row is not None and row.closed and value:
                 assert value in row.closed, selector
-
-
-def test_recorded_series_have_their_rule() -> None:
-    """Every recorded series that a rule uses has its recording rule."""
-    recorded = {rule["record"] for rule in recordings()}
-    named = {name for rule in RULES for name in RECORDED.findall(rule["expr"])}
-
-    assert named - recorded == set()
 
 
 def test_thresholds_are_bucket_bounds() -> None:

@@ -23,8 +23,6 @@ RUNBOOKS = ROOT / "docs" / "runbooks"
 TESTS = sorted((ROOT / "tests" / "rules").glob("*.yaml"))
 SUFFIX = re.compile(r"_(bucket|sum|count)$")
 NAME = re.compile(r"(?<![\w:])(?:vllm:|sglang:|llamacpp:|trtllm_|nv_|sidestep_)[a-z0-9_]+(?![\w:])")
-RECORDED = re.compile(r"(?<![\w:])[a-z_]+:[a-z0-9_]+:[a-z0-9_]+(?![\w:])")
-"""Names of recording rules: an engine's family has at most one colon."""
 MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
 
 
