@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from injection import assert_injected, built
-from manifests import ROOT, Resource, kustomized, ours, pods, template
+from manifests import ROOT, Resource, kustomized, pods, template
 from schemas import validate
 
 DEPLOYMENTS = ROOT / "tests" / "data" / "deployments"
@@ -94,26 +94,3 @@ def test_injected_resources_are_valid(tmp_path: Path) -> None:
         found += plain_and_injected(directory, file, component)[1]
 
     validate(found, tmp_path)
-
-
-def test_images_and_prefixes_apply_to_what_is_injected(tmp_path: Path) -> None:
-    """``images``, ``namespace`` and ``namePrefix`` of a kustomization apply to what is injected."""
-    for name, component in (
-        ("leader_and_workers.yaml", "component"),
-        ("inference_service.yaml", "kserve"),
-    ):
-        directory = tmp_path / component
-        directory.mkdir()
-        shutil.copy(DEPLOYMENTS / name, directory)
-        built(directory, component, name)
-        with (directory / "kustomization.yaml").open("a") as file:
-            file.write(
-                "images: [{name: sidestep, newName: registry.example/ours, digest: sha256:1}]\n"
-            )
-            file.write("namespace: llm\nnamePrefix: a-\n")
-        (after,) = kustomized(directory)
-
-        assert (after["metadata"]["name"][:2], after["metadata"]["namespace"]) == ("a-", "llm")
-        for _, pod in pods(after):
-            found = {one["image"] for one in pod["initContainers"] if ours(one)}
-            assert found == {"registry.example/ours@sha256:1"}

@@ -78,10 +78,7 @@ def test_the_rules_are_valid(promtool: str) -> None:
     ],
 )
 def test_promtool_tests_pass(promtool: str, tmp_path: Path, each: PromtoolTest) -> None:
-    """``promtool test rules`` passes for every test in this folder.
-
-    It gets the rules that can have a value alone, as it would evaluate all of them at every step.
-    """
+    """``promtool test rules`` passes for every test in this folder, with the rules that it looks at."""
     write_rules(tmp_path, rules_of(each.test))
     path = tmp_path / "test.yaml"
     path.write_text(each.text.replace(TO_RULES, ""))
