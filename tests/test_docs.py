@@ -6,7 +6,6 @@ import ast
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from tools import docs
 
 from boards import family
 from sidestep.catalog.buckets import DEFAULTS
-from sidestep.config.settings import CONFIG_FILE, SETTINGS
 from sidestep.engines.common_names import TOKEN_TYPE
 from sidestep.engines.dialects import DIALECTS
 from sidestep.telemetry.rows import BY_NAME
@@ -90,22 +88,6 @@ def test_every_endpoint_is_in_the_documents() -> None:
     assert {"/-/healthy", "/api/v1/engines", "/api/v1/engines/{engine:.+}/stack"} <= {*paths}
     assert undocumented(path for path in paths if not path.startswith("/ui/")) == []
     assert undocumented(["/api/v1/orphan", "/api/v1"]) == ["/api/v1/orphan", "/api/v1"]
-
-
-def test_every_flag_is_in_the_help_and_the_documents() -> None:
-    """The documents also have its variable."""
-    done = subprocess.run(
-        [sys.executable, "-m", "sidestep", "serve", "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    text = (ROOT / "docs" / "configuration.md").read_text()
-
-    for setting in (*SETTINGS, CONFIG_FILE):
-        assert f"--{setting.flag}" in done.stdout
-        assert f"--{setting.flag}" in text
-        assert setting.variable in text
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")

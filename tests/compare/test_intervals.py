@@ -27,7 +27,7 @@ from sidestep_tools.compare.measurement import (
 from sidestep_tools.compare.records import Record, measurement
 from sidestep_tools.compare.report import Thresholds, judge, rows
 
-PAIRS = 150
+PAIRS = 60
 SLOWER = 1.2
 BOUNDS = DEFAULTS["time_to_first_token"]
 
@@ -80,7 +80,7 @@ def test_a_queue_is_no_reason_for_alarm() -> None:
     """Requests that queue together are alike; two runs of the same engine seldom differ."""
     verdicts = Counter(
         judge([*rows(measured(2 * pair), measured(2 * pair + 1), Thresholds(0.05, 0.5))])[0]
-        for pair in range(20)
+        for pair in range(8)
     )
     assert verdicts["worse"] + verdicts["better"] <= 1
 

@@ -1,7 +1,8 @@
-"""`sidestep compare` of files: request logs and recordings, as a user runs it."""
+"""`sidestep compare` of request logs, of recordings, and of the last ten minutes of exporters."""
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 from pathlib import Path
@@ -10,11 +11,16 @@ from typing import Any
 
 import msgspec
 import pytest
+from aiohttp import web
 
 from command_line import one_line, sidestep
 from exporters import DATA, Start, recorded_run
+from ports import free_port
 from replays import replay
 from request_runs import run, write
+from web_servers import server
+
+API = "/api/v1/{name:.+}"
 
 
 def compare(*arguments: object) -> CompletedProcess[str]:
@@ -193,3 +199,51 @@ def test_errors_are_one_line(before: Path, tmp_path: Path) -> None:
     for source, message in cases.items():
         one_line(compare(before, source), 2, message)
     one_line(compare(before), 2, "Missing argument 'B'")
+
+
+async def test_a_real_exporter_without_requests(start: Start) -> None:
+    """An exporter that has none, or no timeline, is compared by a Prometheus."""
+    async with start() as exporter:
+        done = await asyncio.to_thread(compare, exporter.url, exporter.url)
+    async with start(web_disable_timeline="true") as exporter:
+        without = await asyncio.to_thread(compare, exporter.url, exporter.url)
+
+    one_line(done, 2, "no engine has reported a request that ended in the last ten minutes")
+    one_line(without, 2, "no exporter with /api/v1/timeline: of a Prometheus give a time range")
+
+
+async def test_a_real_exporter_with_a_timeline(start: Start) -> None:
+    """Its requests are compared one by one, with their parts."""
+    async with start() as exporter:
+        await replay(exporter, "core_aborts")
+        done = await asyncio.to_thread(compare, exporter.url, exporter.url)
+
+    assert done.returncode == 0
+    assert "73 requests" in done.stdout
+    assert "prefill" in done.stdout
+
+
+async def test_errors_of_exporters_are_one_line() -> None:
+    """Nothing there, another server, and an answer of another kind."""
+    url = f"http://127.0.0.1:{free_port()}"
+    one_line(
+        await asyncio.to_thread(compare, url, url), 2, f"{url}: cannot connect: Connection refused"
+    )
+    one_line(await asyncio.to_thread(compare, "http://", url), 2, "must be a URL")
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response([1])
+
+    async with server(answer, "/other") as other:
+        one_line(
+            await asyncio.to_thread(compare, other, other), 2, "of a Prometheus give a time range"
+        )
+    async with server(answer, API) as odd:
+        one_line(
+            await asyncio.to_thread(compare, odd, odd),
+            2,
+            f"{odd}: no answer of a sidestep exporter",
+        )
+        one_line(
+            await asyncio.to_thread(compare, f"{odd}@-1h/now", odd), 2, "no answer of a Prometheus"
+        )

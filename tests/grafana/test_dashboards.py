@@ -232,33 +232,6 @@ def test_series_of_one_target_name_their_pod(path: Path) -> None:
                     assert places <= shown or "instance" not in shown, target["expr"]
 
 
-@needs_promtool
-@pytest.mark.parametrize(
-    ("board", "title", "family"),
-    [
-        ("fleet", "Engines", "sidestep_engine_up"),
-        ("vllm", "Requests", "vllm:num_requests_running"),
-        ("sglang", "Requests", "sglang:num_running_reqs"),
-    ],
-)
-def test_pods_behind_one_exporter_are_separate(
-    tmp_path: Path, board: str, title: str, family: str
-) -> None:
-    """Engines whose pods have labels differ in these alone."""
-    (expr,) = {
-        filled(asked.expr)
-        for asked in queries(GRAFANA / f"{board}.json")
-        if asked.panel == title and family in families(asked.expr)
-    }
-    series = {
-        f'{family}{{job="j",instance="exporter",namespace="{space}",pod="{pod}",engine="0",model_name="m"}}': "1+0x4"
-        for space, pod in (("llm", "a"), ("llm", "b"), ("canary", "a"))
-    }
-    counted = expr if expr.startswith("count") else f"count ({expr})"
-
-    assert_query(tmp_path, series, counted, {"{}": 3.0})
-
-
 @every_board
 def test_panels_do_not_overlap(path: Path) -> None:
     """Panels have unique ids, do not overlap, and stay within the grid."""

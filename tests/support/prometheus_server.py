@@ -28,8 +28,6 @@ BINARIES = {
 """Prometheus of Debian, and of a later Debian (``make tools``), by major version."""
 VERSIONS = [pytest.param("2", marks=pytest.mark.long), "3"]
 """Parameters of tests: ``make test`` runs the newest, ``make test-all`` both."""
-AGENT = {"2": "--enable-feature=agent", "3": "--agent"}
-"""Flag of agent mode."""
 PATIENCE = 60.0
 """Seconds to wait for a condition."""
 Samples = list[tuple[float, float]]
