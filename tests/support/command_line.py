@@ -80,7 +80,7 @@ class Commands:
             pipes[0].write(f"{json.dumps(order)}\n")
             pipes[0].flush()
             code = int(pipes[1].readline())
-            stdout, stderr = (file.read_text() for file in files)
+            stdout, stderr = (file.read_bytes().decode() for file in files)
         return code, stdout, stderr
 
     def _pipes(self) -> tuple[IO[str], IO[str]]:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import ssl
-import sys
 from pathlib import Path
 
 import pytest
@@ -273,14 +272,10 @@ def test_an_address_that_is_none(url: str) -> None:
     assert "u:p" not in str(caught.value)
 
 
-async def command(*arguments: str) -> tuple[int | None, str, str]:
-    """Run the real command and return its exit code and output."""
-    run = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "sidestep", "top", *arguments,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    output, errors = await run.communicate()
-    return run.returncode, output.decode(), errors.decode()
+async def command(*arguments: str) -> tuple[int, str]:
+    """Run the command beside the servers of the test and return its exit code and output."""
+    done = await asyncio.to_thread(sidestep, "top", *arguments)
+    return done.returncode, done.stdout
 
 
 async def test_the_command() -> None:
@@ -293,7 +288,7 @@ async def test_the_command() -> None:
         return web.Response(text=grown(text, 1 + len(polls)))
 
     async with server(answer) as url:
-        code, output, _ = await command(url, "--json", "--interval", "0.5")
+        code, output = await command(url, "--json", "--interval", "0.5")
         report = json.loads(output)
         assert (code, report.keys()) == (0, {"time", "verdict", "targets"})
         (target,) = report["targets"]
@@ -303,7 +298,7 @@ async def test_the_command() -> None:
         assert engine["generation_tokens_per_second"] > 0
 
         nobody = f"127.0.0.1:{free_port()}"
-        code, output, _ = await command(url, nobody, "--once", "--interval", "0.5")
+        code, output = await command(url, nobody, "--once", "--interval", "0.5")
         lines = output.splitlines()
         assert code == 1
         assert lines[0].startswith(
