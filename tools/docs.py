@@ -56,7 +56,7 @@ MODES = {
     "vLLM's own": "vLLM's own metrics",
     "with sidestep": "plugin instead",
 }
-"""Rows of README.md's table, and its columns: their names in docs/performance.md begin and end so."""
+"""Rows of README.md's table, and its columns: columns and beginnings of rows in docs/performance.md."""
 CORE = (
     "Only with the tap, see [vllm-core.md](../vllm-core.md).\n"
     "The core reports `sidestep_engine_process_*` of itself and of its workers, and each API server its own.\n\n"
@@ -345,26 +345,19 @@ def readme() -> str:
     """Return README.md with the figures of the table in docs/performance.md.
 
     Raises:
-        KeyError: The table has no such row.
+        KeyError: The table has no such row, or not such a column.
     """
     performance = (ROOT / PERFORMANCE).read_text(encoding="utf-8")
-    found: dict[tuple[str, str], list[str]] = {}
-    topic = ""
-    measured: dict[str, str] = {}
-    for line in performance.splitlines():
-        if line.startswith("**") and line.endswith("**"):
-            topic = line.strip("*")
-        elif line.startswith("| ") and topic:
-            cells = [cell.strip() for cell in line.strip("|").split("|")]
-            found[topic, cells[0]] = cells
-        elif line.startswith("Measured "):
-            measured[topic] = line
+    lines = performance.partition(f"**{LOOP}**")[2].partition("\n**")[0].splitlines()
+    (measured,) = [line for line in lines if line.startswith("Measured ")]
+    head, _, *rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("|")]
+    found = {name: dict(zip(head, cells, strict=True)) for name, *cells in rows}
     table = f"| us a token | {' | '.join(MODES)} |\n|---|{'---|' * len(MODES)}\n"
     for load in FIGURES:
-        cells = [found[LOOP, f"{load}: {row}"][2] for row in MODES.values()]
-        times = [re.sub(r".*\(([\d.]+) us a token\)", r"\1", cell) for cell in cells]
+        cells = [found[f"{row}, us a token"][load] for row in MODES.values()]
+        times = [re.sub(r".*\(([\d.]+)\)", r"\1", cell) for cell in cells]
         table += f"| {load} | {' | '.join(times)} |\n"
-    return written(ROOT / "README.md", PERFORMANCE, f"{measured[LOOP]}\n\n{table}")
+    return written(ROOT / "README.md", PERFORMANCE, f"{measured}\n\n{table}")
 
 
 def architecture() -> str:
