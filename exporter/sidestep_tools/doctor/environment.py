@@ -141,19 +141,19 @@ def why_killed(start: Start) -> str:
 # fmt: off
 PACKAGES: Sequence[Check[Sequence[str]]] = (
     Check(Code("SD001", "error", "sidestep is not installed beside the engine",
-        "The Python environment of the engine has no package `sidestep`, so the engine loads no plugin. Its sources on PYTHONPATH do not suffice without their metadata (`sidestep-*.dist-info`).",
+        "The engine's Python environment has no package `sidestep`. Sources on PYTHONPATH need their metadata (`sidestep-*.dist-info`), too.",
         "Install sidestep with the engine's own pip: PREFIX/bin/python -m pip install, with the wheel or the repository."),
         lambda p: installed(p) and _find(p, "sidestep") is None, "no package sidestep is installed"),
     Check(Code("SD002", "error", "The plugin's entry point is missing",
-        "sidestep is installed, but its metadata (`sidestep-*.dist-info`) does not name the plugin: the release is too old.",
+        "sidestep's metadata (`sidestep-*.dist-info`) does not name the plugin: the release is too old.",
         "Install a release of sidestep that supports the engine."),
         _without_entry_point),
     Check(Code("SD004", "error", "The engine's release is too old",
-        "The engine's release is older than those that load sidestep's plugin. The engine's log does not say so.",
+        "The release is older than those that load sidestep's plugin. The engine's log does not say so.",
         "Upgrade the engine, or let the exporter scrape the engine's page (--scrape)."),
         _too_old),
     Check(Code("SD005", "warning", "The engine's release is newer than those tested",
-        "The engine's release is newer than those that this release of sidestep was tested with. A field that it renamed is missing on the page.",
+        "This release of sidestep was not tested with it. A field that it renamed is missing on the page.",
         "Upgrade sidestep, and compare the exporter's page with the engine's own."),
         _untested),
     Check(Code("SD006", "warning", "No engine is installed",
@@ -175,19 +175,19 @@ VARIABLES: Sequence[Check[Mapping[str, str]]] = (
 ENDPOINT: Sequence[Check[Mapping[str, str]]] = (
     Check(Code("SD010", "error", "SIDESTEP_ENDPOINT is not set",
         "The plugin and the tap do nothing without it.",
-        "Start the engine with SIDESTEP_ENDPOINT set to the exporter's --ingest.endpoint. In a shell, export the variable; in Kubernetes, add it to the container's `env`."),
+        "Start the engine with SIDESTEP_ENDPOINT set to the exporter's --ingest.endpoint."),
         lambda environ: not environ.get("SIDESTEP_ENDPOINT"), "SIDESTEP_ENDPOINT is not set"),
 )
 ALLOWED: Sequence[Check[Start]] = (
     Check(Code("SD003", "error", "The engine may not load the plugin",
         "The list of allowed plugins (`VLLM_PLUGINS`, `SGLANG_PLUGINS`) does not contain `sidestep`. vLLM compares names as they are, spaces included.",
-        "Add sidestep to the list, without spaces, or unset the variable. With vLLM's tap (--scheduler-cls) the plugin is not needed."),
+        "Add sidestep to the list, without spaces, or unset the variable. The tap needs no plugin."),
         lambda s: not (s.is_tapped or s.allows_plugin) and f"{s.engine.allowed} is {s.environ[s.engine.allowed]!r}"),
 )
 MODE: Sequence[Check[Start]] = (
     Check(Code("SD012", "info", "The engine computes its own metrics as well",
         "In the mode `beside`, the default, the engine's loop still pays for its own metrics.",
-        "Set the mode to `instead`, and scrape the exporter instead of the engine; or keep both, and scrape one of the two pages only."),
+        "Set the mode to `instead`; or keep both pages, and scrape only one of them."),
         lambda s: s.environ.get("SIDESTEP_ENDPOINT") and s.environ.get(s.engine.mode) != "instead"
             and f"{s.engine.mode} is {s.environ.get(s.engine.mode) or 'not set'}"),
 )
@@ -214,7 +214,7 @@ OPTIONS: Sequence[Check[Start]] = (
         lambda s: s.engine is VLLM and "--disable-log-stats" in s.options and s.allows_plugin,
         "--disable-log-stats is set, and the plugin is installed"),
     Check(Code("SD025", "warning", "vLLM kills its processes before they can send their last items",
-        "With several API servers, or with the tap, and vLLM's default --shutdown-timeout 0, SIGTERM kills them within milliseconds: items of the last moments are lost.",
+        "With several API servers, or with the tap, vLLM's default --shutdown-timeout 0 ends them within milliseconds of SIGTERM: the last items are lost.",
         "Start vLLM (0.18 or later) with --shutdown-timeout 30."),
         lambda s: s.engine is VLLM and why_killed(s), "{}, and --shutdown-timeout is 0"),
     Check(Code("SD026", "warning", "SGLang's tokenizer workers do not load the plugin",

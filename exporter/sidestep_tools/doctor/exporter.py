@@ -23,7 +23,7 @@ NOT_ALLOWED = Code("SD151", "error", "The exporter denies access",
     "The exporter's --web.config.file requires a password or a client certificate.",
     "Give --user, or --cert and --key.")
 NO_EXPORTER = Code("SD152", "error", "The server is no exporter, or an older one",
-    "The address answers, but neither with an exporter's findings nor with an engine's metrics page.",
+    "The address has neither an exporter's findings nor an engine's metrics page.",
     "Give the address of an exporter or of an engine; --engine-page takes the whole URL of a page.")
 CLOCK = Code("SD153", "warning", "The clocks differ",
     "The exporter's clock and this machine's differ, so do times on pages and in logs.",
