@@ -157,8 +157,7 @@ def metrics() -> dict[Path, str]:
         "- *Combined*: how series of several engines are aggregated in the [pod view](views.md), and if a label is dropped.\n"
         "  *Of one rank*: all ranks of a replica report the same values, and one of them counts.\n"
         "- *Shown*: a family with an option appears at 0 if the engine reports that the option is on, otherwise with its first data.\n\n"
-        "The `http_*` families of an engine's API server stay on the engine's page.\n"
-        "`process_*` and `python_*` are the exporter's own.\n\n"
+        "The `http_*` families of an engine's API server stay on the engine's page.\n\n"
         "## Bucket families\n\n"
         "Default bounds of the classic histograms. An engine's own bounds replace them,\n"
         "and the exporter's [configuration file](configuration.md#buckets) replaces both.\n"
@@ -166,9 +165,12 @@ def metrics() -> dict[Path, str]:
         "*Schema* is the resolution of [native histograms](native-histograms.md).\n\n"
         "| Family | Schema | Upper bounds |\n|---|---|---|\n"
     )
+    alike: dict[tuple[object, str], list[str]] = {}
     for name, bounds in DEFAULTS.items():
-        schema = SCHEMAS.get(name, SCHEMA)
-        index += f"| `{name}` | {schema} | {' '.join(f'{bound:g}' for bound in bounds)} |\n"
+        key = SCHEMAS.get(name, SCHEMA), " ".join(f"{bound:g}" for bound in bounds)
+        alike.setdefault(key, []).append(f"`{name}`")
+    for (schema, shown), names in alike.items():
+        index += f"| {', '.join(names)} | {schema} | {shown} |\n"
     found = {DOCS / "metrics" / name: f"{note}{text.rstrip()}\n" for name, text in pages.items()}
     return {DOCS / "metrics.md": f"{note}# Metrics\n\n{index}", **found}
 
