@@ -11,11 +11,11 @@ NO_ENGINE = Code("SD101", "warning", "No engine has connected",
     "Start the engine with SIDESTEP_ENDPOINT set to one of the exporter's endpoints, and run"
     " `sidestep doctor --environment` where the engine runs.")
 UNREACHABLE = Code("SD102", "error", "An engine is unreachable",
-    "The engine's processes are silent or its server does not answer: they have crashed, are stopped,"
-    " or the network is broken.",
+    "Its processes are silent or its server does not answer: they have crashed, are stopped, or the"
+    " network is broken.",
     "Look at the engine's log and whether its process runs; see health.md.")
 STALLED = Code("SD103", "error", "An engine is stalled",
-    "The engine owes requests and makes no progress.",
+    "It owes requests and makes no progress.",
     "Read /api/v1/engines/ID/stack, then restart the engine; see the runbook InferenceEngineStalled.")
 SLOW = Code("SD104", "warning", "An engine is slow",
     "A step takes longer than the engine's own step times of its size.",
@@ -45,14 +45,14 @@ REJECTED = Code("SD106", "warning", "Messages or items were rejected",
     "The exporter's log names the sender. Install the same release of sidestep in engine and"
     " exporter.")
 WRONG_KEY = Code("SD107", "error", "An engine's key was denied",
-    "A process connected to a tcp endpoint with a CURVE key that is not authorized.",
-    "Add the engine's public key to the directory of --ingest.authorized-keys, or give the engine the"
-    " right SIDESTEP_CLIENT_KEY; see security.md.")
+    "A process connected by tcp with a CURVE key that is not authorized.",
+    "Add its public key to the directory of --ingest.authorized-keys, or give the engine the right"
+    " SIDESTEP_CLIENT_KEY; see security.md.")
 DENIED = Code("SD108", "warning", "HTTP clients were denied",
     "Requests had no or a wrong password, or no trusted client certificate.",
     "Put the password or the certificate into the Prometheus job (`basic_auth`, `tls_config`).")
 HTTP_REFUSED = Code("SD109", "warning", "HTTP requests were refused to limit resource usage",
-    "A client opened too many connections, sent too slowly or sent bad requests.",
+    "A client opened too many connections, or sent too slowly or badly.",
     "Find the client; one scrape job and a few viewers never reach these limits.")
 LOST = Code("SD110", "error", "Items were lost",
     "The engine or the exporter was away for longer than a sender's ring lasts, and the engine was"
@@ -60,21 +60,19 @@ LOST = Code("SD110", "error", "Items were lost",
     "Keep the exporter running, and let engines end by SIGTERM; see reliability.md.")
 DROPPED = Code("SD111", "error", "A sender dropped items",
     "The queue of an engine's process was full, or the exporter rejected its items.",
-    "Check that the engine's process has CPU time left, and the exporter's log for rejections.")
+    "Check that the process has CPU time left, and the exporter's log for rejections.")
 FOLDED = Code("SD112", "warning", "A sender folded items",
     "The exporter was away until a sender's ring was full; totals are complete, single steps are"
     " not.",
     "Keep the exporter running: a sender holds the last 8 MiB of items.")
 UNTRANSLATED = Code("SD113", "warning", "An engine's records could not be translated",
     "The plugin does not know some objects of the engine's release.",
-    "Install a release of sidestep that supports the engine's release; `sidestep doctor --environment`"
-    " says whether it does.")
+    "Install a release of sidestep that supports the engine's release.")
 SERIES_LIMIT = Code("SD114", "warning", "A limit on series was reached",
     "Label values beyond the limit count under `__other__`, or updates were rejected.",
     "Look at /api/v1/cardinality for the label with the most values.")
 MEMORY = Code("SD115", "warning", "Memory is near its limit",
-    "Resident memory is above nine tenths of --limits.memory-soft, from which on new streams are"
-    " rejected.",
+    "It is above nine tenths of --limits.memory-soft, from which on new streams are rejected.",
     "Raise --limits.memory-soft and --limits.memory-hard, or connect fewer engines.")
 REBOUND = Code("SD116", "warning", "The ingest socket was closed and bound again",
     "Peers filled its memory (`memory`) or opened too many files (`descriptors`), or another process"
@@ -82,40 +80,39 @@ REBOUND = Code("SD116", "warning", "The ingest socket was closed and bound again
     "memory: raise --limits.memory-hard; descriptors: raise the limit of open files; stolen: give"
     " each exporter a directory of its own.")
 NOT_SAVED = Code("SD117", "error", "Snapshots fail",
-    "The state directory cannot be written, so counters would not survive a restart.",
+    "The state directory cannot be written: counters would not survive a restart.",
     "Free space in --state.dir, and let the exporter's user write to it; its log names the error.")
 STATE_DAMAGED = Code("SD118", "info", "A snapshot was damaged",
     "The exporter could not read its snapshot at a start and moved it aside; counters began at 0.",
     "Use a volume that keeps what is written; one state directory belongs to one exporter.")
 STATE_FULL = Code("SD119", "warning", "The state directory is nearly full",
-    "It has less space than three snapshots of the present size.",
+    "It has less space than three snapshots.",
     "Enlarge the volume of --state.dir.")
 NOT_DURABLE = Code("SD120", "info", "Counters do not survive a restart of the exporter",
     "There is no --state.dir, so each restart is a counter reset.",
     "Set --state.dir to a directory on a volume that outlives the container.")
 WEB_CONFIG = Code("SD121", "error", "The web configuration on disk is invalid",
-    "The file of --web.config.file was changed to something invalid; the last valid one is in use, and a"
-    " restart would fail.",
+    "The last valid one is in use, and a restart would fail.",
     "Correct the file; the exporter's log names the line.")
 ZAP_DOWN = Code("SD122", "error", "Keys of engines can no longer be checked",
-    "The check of CURVE keys has failed, so engines cannot connect by tcp.",
+    "Engines cannot connect by tcp.",
     "Restart the exporter, and report its log.")
 NOT_SCRAPED = Code("SD123", "warning", "Prometheus does not scrape the exporter",
     "No request with Prometheus's header has arrived within five minutes.",
-    "Add the exporter to a scrape job (deploy/prometheus.yml, or the PodMonitor), and look at the Targets"
-    " page of Prometheus.")
+    "Add the exporter to a scrape job (deploy/prometheus.yml, or the PodMonitor), and look at"
+    " Prometheus' page of targets.")
 TARGET_DOWN = Code("SD124", "error", "A scraped target does not answer",
-    "The server of --scrape is away, slow or denies access; its state is stale or down.",
+    "It is away, slow or denies access.",
     "Open its address from the exporter's host; sidestep_scrape_polls_total has the outcome.")
 TARGET_LINES = Code("SD125", "warning", "Samples of a scraped target are not exposed",
     "Its page has unreadable lines, or names that another engine or the exporter has.",
     "sidestep_scrape_left_out_samples has the reason; see scrape.md.")
 SUBSCRIPTION = Code("SD126", "error", "A subscription is not connected",
     "The publisher of the engine's stream is not there, or its address is wrong.",
-    "Compare the address in --subscribe with the engine's --kv-events-config or its equivalent.")
+    "Compare the address with the engine's --kv-events-config or its equivalent.")
 STREAM_LOST = Code("SD127", "warning", "Messages of an engine's stream were lost",
     "There were gaps, and no replay endpoint that still had the messages.",
-    "Configure `replay=` for the subscription and a replay endpoint in the engine; see streams.md.")
+    "Configure `replay=` for the subscription, and a replay endpoint in the engine.")
 LOOP_LAG = Code("SD131", "warning", "The exporter is starved of CPU time",
     "Its event loop was late by more than a second.",
     "Raise the container's CPU limit; a quarter of a core carries some hundred engines' steps.")

@@ -30,7 +30,7 @@ DENIED = Code("SD162", "error", "The socket's permissions deny access",
     "The engine's user may not enter the socket's directory or write to the socket. By default only the exporter's own user may.",
     "Run both as the same user, or give the exporter --ingest.ipc-group with a group that the engine's user is in.")
 REFUSED = Code("SD163", "error", "The connection is refused",
-    "Nothing listens: the exporter has ended, or it listens on another port.",
+    "The exporter has ended, or it listens on another port.",
     "Start the exporter, and compare the endpoint with its --ingest.endpoint.")
 UNREACHABLE = Code("SD164", "error", "The exporter's host is unknown or cannot be reached",
     "The host's name does not resolve here, there is no route, or a firewall or a NetworkPolicy drops the packets.",
@@ -45,7 +45,7 @@ BAD_KEYS = Code("SD167", "error", "A key cannot be used",
     "One of SIDESTEP_SERVER_KEY and SIDESTEP_CLIENT_KEY is missing, or its file cannot be read, holds no key, or is a secret key that other users can read. Nothing is sent.",
     "Write a pair by `sidestep keygen`; a secret key has the mode 600.")
 NO_KEYS = Code("SD168", "warning", "Records cross the network without keys",
-    "The endpoint is on another host and there are no keys: the records are not encrypted.",
+    "The endpoint is on another host: the records are not encrypted.",
     "Set SIDESTEP_SERVER_KEY and SIDESTEP_CLIENT_KEY, unless the network itself is closed; see security.md.")
 # fmt: on
 CODES = tuple(each for each in tuple(vars().values()) if isinstance(each, Code))

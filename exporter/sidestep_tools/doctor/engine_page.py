@@ -183,7 +183,7 @@ def _listed(names: Iterable[str]) -> str:
 
 # fmt: off
 NO_ANSWER = Code("SD201", "error", "The page cannot be read",
-    "The server does not answer at this address, or the file cannot be read.",
+    "The server does not answer, or the file cannot be read.",
     "Give the address that Prometheus scrapes, or the path of a file with the page.")
 NOT_ALLOWED = Code("SD202", "error", "The server denies access to the page",
     "The page needs a password, a header or a client certificate.",
@@ -192,7 +192,7 @@ NO_PAGE = Code("SD203", "error", "There is no metrics page at this path",
     "SGLang has a page with --enable-metrics only, TensorRT-LLM at /prometheus/metrics with `return_perf_metrics: true` only, Triton at port 8002. vLLM answers HTTP 500 if it cannot read PROMETHEUS_MULTIPROC_DIR.",
     "Correct the path, start the engine with its metrics, or put PROMETHEUS_MULTIPROC_DIR on a local disk.")
 JSON = Code("SD204", "error", "The page is JSON",
-    "The address is that of another interface: TensorRT-LLM's /metrics has iteration statistics as JSON, and each is given to one reader only.",
+    "It is another interface: TensorRT-LLM's /metrics gives iteration statistics as JSON to one reader only.",
     "Scrape /prometheus/metrics of TensorRT-LLM, with `return_perf_metrics: true`.")
 NOT_A_PAGE = Code("SD205", "error", "The answer is no metrics page",
     "It is not in Prometheus' text format, or empty, as at other paths of Triton's metrics port, and of a vLLM whose processes do not share PROMETHEUS_MULTIPROC_DIR.",
@@ -206,7 +206,7 @@ CHECKS: Sequence[Check[Page]] = (
         "Give the page of an engine; for an exporter run `sidestep doctor URL`."),
         lambda p: not p.has(*PREFIXES, *WITH_UNDERSCORE, WEB_FRAMEWORK) and len(p.families), "it has {} families of others"),
     Check(Code("SD207", "warning", "The engine's own metrics are off",
-        "The server has a page without the engine's own families: vLLM runs with --disable-log-stats, or SIDESTEP_VLLM_MODE or SIDESTEP_SGLANG_MODE is `instead`.",
+        "vLLM runs with --disable-log-stats, or SIDESTEP_VLLM_MODE or SIDESTEP_SGLANG_MODE is `instead`.",
         "With `instead`, scrape the exporter's page; otherwise start the engine without --disable-log-stats."),
         _metrics_off),
     Check(Code("SD208", "error", "A series is on the page twice",
@@ -226,7 +226,7 @@ CHECKS: Sequence[Check[Page]] = (
         "Upgrade the engine, or let sidestep's plugin send its metrics: the exporter's page has the new names."),
         lambda p: _former(p, is_alone=True)),
     Check(Code("SD213", "info", "The page has deprecated names",
-        "The families are there under their old names, too (--show-hidden-metrics-for-version of vLLM, --metrics.legacy of the exporter); a later release does not have them.",
+        "The families are there under old names, too; a later release does not have them.",
         "Change dashboards and rules to the successors."),
         lambda p: _former(p, is_alone=False)),
     Check(Code("SD215", "warning", "vllm:cache_config_info is missing",
@@ -238,7 +238,7 @@ CHECKS: Sequence[Check[Page]] = (
         "Run SGLang with --tokenizer-worker-num 1, and vLLM with a front end that loads the plugin."),
         _without_latencies),
     Check(Code("SD219", "warning", "The names have an underscore for the colon",
-        "The families come by way of Ray or OpenTelemetry, or from SGLang's /v1/loads: queries for `vllm:` and `sglang:` find none of them.",
+        "The families come by way of Ray or OpenTelemetry, or from SGLang's /v1/loads: queries for `vllm:` find none of them.",
         "Scrape the engine's own /metrics, or the exporter's page."),
         lambda p: not p.has(*PREFIXES) and _listed(each for each in p.families if each.startswith(WITH_UNDERSCORE))),
 )

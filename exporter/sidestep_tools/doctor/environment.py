@@ -149,7 +149,7 @@ PACKAGES: Sequence[Check[Sequence[str]]] = (
         "Install a release of sidestep that supports the engine."),
         _without_entry_point),
     Check(Code("SD004", "error", "The engine's release is too old",
-        "The release is older than those that load sidestep's plugin. The engine's log does not say so.",
+        "It does not load sidestep's plugin. The engine's log does not say so.",
         "Upgrade the engine, or let the exporter scrape the engine's page (--scrape)."),
         _too_old),
     Check(Code("SD005", "warning", "The engine's release is newer than those tested",
@@ -158,7 +158,7 @@ PACKAGES: Sequence[Check[Sequence[str]]] = (
         _untested),
     Check(Code("SD006", "warning", "No engine is installed",
         "The Python environment has neither vLLM nor SGLang.",
-        "Run the command with the engine's Python, in the engine's container: PREFIX/bin/python -m sidestep doctor --environment."),
+        "Run the command with the engine's Python, in the engine's container."),
         lambda p: not installed(p), "neither vLLM nor SGLang is installed"),
 )
 VARIABLES: Sequence[Check[Mapping[str, str]]] = (
@@ -168,7 +168,7 @@ VARIABLES: Sequence[Check[Mapping[str, str]]] = (
         lambda environ: [f"{name} is {value!r}, not {' or '.join(allowed)}" for name, allowed in VALUES.items()
             if (value := environ.get(name)) and value not in allowed]),
     Check(Code("SD013", "warning", "A variable is unknown",
-        "Nothing reads a variable of this name, so its value has no effect: it is probably misspelt.",
+        "Nothing reads it: it is probably misspelt.",
         "Correct the name; docs/configuration.md lists the known ones."),
         lambda environ: [f"{name} (did you mean {nearest}?)" if nearest else name for name, nearest in unknown_to_engines(environ)]),
 )
@@ -186,19 +186,19 @@ ALLOWED: Sequence[Check[Start]] = (
 )
 MODE: Sequence[Check[Start]] = (
     Check(Code("SD012", "info", "The engine computes its own metrics as well",
-        "In the mode `beside`, the default, the engine's loop still pays for its own metrics.",
+        "In the default mode, `beside`, the engine's loop still pays for them.",
         "Set the mode to `instead`; or keep both pages, and scrape only one of them."),
         lambda s: s.environ.get("SIDESTEP_ENDPOINT") and s.environ.get(s.engine.mode) != "instead"
             and f"{s.engine.mode} is {s.environ.get(s.engine.mode) or 'not set'}"),
 )
 OPTIONS: Sequence[Check[Start]] = (
     Check(Code("SD021", "error", "The tap's path is wrong",
-        "vLLM's --scheduler-cls names a class of sidestep that does not exist, so vLLM does not start.",
+        "vLLM's --scheduler-cls names a class that sidestep does not have, so vLLM does not start.",
         f"Write --scheduler-cls {TAP}."),
         lambda s: not s.is_tapped and "sidestep" in (named := s.options.get("--scheduler-cls", "")) and named,
         "--scheduler-cls is {}"),
     Check(Code("SD022", "error", "SGLang runs without --enable-metrics",
-        "Without --enable-metrics SGLang makes no collectors, and the plugin has nothing to send.",
+        "SGLang then makes no collectors, and the plugin has nothing to send.",
         "Start SGLang with --enable-metrics; SIDESTEP_SGLANG_MODE=instead removes what it costs."),
         # The file of --config may have it.
         lambda s: s.engine is SGLANG and s.options.keys().isdisjoint({"--enable-metrics", "--config"}),
@@ -209,7 +209,7 @@ OPTIONS: Sequence[Check[Start]] = (
         lambda s: s.engine is VLLM and s.environ.get("VLLM_USE_RUST_FRONTEND") == "1" and not s.is_tapped,
         "VLLM_USE_RUST_FRONTEND is 1"),
     Check(Code("SD024", "info", "--disable-log-stats has no effect on the front end",
-        "vLLM computes statistics if a stat-logger plugin is installed, even with --disable-log-stats.",
+        "vLLM computes statistics if a stat-logger plugin is installed.",
         "To save their cost, use the tap (--scheduler-cls) and set VLLM_PLUGINS to a list without sidestep."),
         lambda s: s.engine is VLLM and "--disable-log-stats" in s.options and s.allows_plugin,
         "--disable-log-stats is set, and the plugin is installed"),
@@ -218,7 +218,7 @@ OPTIONS: Sequence[Check[Start]] = (
         "Start vLLM (0.18 or later) with --shutdown-timeout 30."),
         lambda s: s.engine is VLLM and why_killed(s), "{}, and --shutdown-timeout is 0"),
     Check(Code("SD026", "warning", "SGLang's tokenizer workers do not load the plugin",
-        "With --tokenizer-worker-num above 1, TTFT, inter-token and end-to-end latency and the counts of ended requests are on SGLang's own page only.",
+        "With --tokenizer-worker-num above 1, latencies and the counts of ended requests are on SGLang's own page only.",
         "Start SGLang with one tokenizer worker, or scrape its page as well (--scrape)."),
         lambda s: s.engine is SGLANG and (n := s.options.get("--tokenizer-worker-num", "1")) != "1" and n,
         "--tokenizer-worker-num is {}"),

@@ -25,7 +25,7 @@ UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "G
 PLUGIN = "/opt/sidestep/plugin"
 """Directory of the exporter's image that has the plugin."""
 NOTHING = Code("SD502", "info", "The manifests have neither an engine nor an exporter",
-    "No container runs vLLM, SGLang, Triton or `sidestep serve`, as far as command, image and variables show.",
+    "No container runs vLLM, SGLang, Triton or `sidestep serve`.",
     "Give the manifests of the engines' pods, such as `kubectl get deploy,sts -o yaml | sidestep doctor --manifest -`.")  # fmt: skip
 
 
@@ -194,18 +194,18 @@ def _on_disk(exporter: Exporter) -> str:
 # fmt: off
 ALONE: Sequence[Check[Engine]] = (
     Check(Code("SD510", "warning", "The pod of an engine has no exporter",
-        "The pod has neither an exporter nor SIDESTEP_ENDPOINT, so the engine's metrics come from its own page alone.",
+        "It has neither an exporter nor SIDESTEP_ENDPOINT.",
         'Run `sidestep inject`, or label a workload that is no engine `sidestep/inject: "false"`.'),
         _not_observed),
 )
 ENGINES: Sequence[Check[Engine]] = (
     Check(Code("SD511", "error", "An engine sends to an exporter that its pod does not have",
-        "SIDESTEP_ENDPOINT is an ipc:// path, which only reaches a process in the same pod, and the pod has no exporter.",
+        "SIDESTEP_ENDPOINT is an ipc:// path, which only reaches the same pod.",
         "Add the exporter's container to the pod, or give a tcp:// endpoint."),
         lambda e: e.endpoint.startswith(IPC) and not (e.pod.exporters or e.is_on_node_or_claim) and e.endpoint,
         f"{ENDPOINT} is {{}}"),
     Check(Code("SD520", "error", "An engine has no SIDESTEP_ENDPOINT",
-        "The pod has an exporter, and the plugin in the engine does nothing without the variable.",
+        "The plugin does nothing without it.",
         "Set SIDESTEP_ENDPOINT in the engine's container to the exporter's --ingest.endpoint."),
         _without_endpoint, f"{ENDPOINT} is not set"),
     Check(Code("SD521", "error", "Engine and exporter have different endpoints",
@@ -251,13 +251,13 @@ CONTAINERS: Sequence[Check[Exporter]] = (
         "Make the exporter an init container with `restartPolicy: Always`, before the engine's."),
         lambda e: not _never_ends(e) and _ends_early(e)),
     Check(Code("SD514", "error", "The exporter refuses its settings",
-        "A flag or a variable of the container is unknown or has an invalid value: the exporter ends at its start.",
+        "A flag or a variable is unknown or has an invalid value: the exporter ends at its start.",
         "Correct the setting; `sidestep serve --help` lists all."),
         lambda e: e.refusal),
 )
 SETTINGS: Sequence[Check[Exporter]] = (
     Check(Code("SD524", "error", "The exporter cannot write a directory",
-        "The socket and the state need a directory on a volume that is mounted read-write, in particular with `readOnlyRootFilesystem`.",
+        "Socket and state need a volume that is mounted read-write, in particular with `readOnlyRootFilesystem`.",
         "Mount an `emptyDir` there, without `readOnly`."),
         _not_writable),
     Check(Code("SD540", "error", "The exporter does not listen where its port is declared",
@@ -273,7 +273,7 @@ SETTINGS: Sequence[Check[Exporter]] = (
         "Use `/-/healthy` for the exporter; for the engine see health.md: at least five minutes, with a startupProbe."),
         lambda e: [text for kills, text in _probes(e) if kills]),
     Check(Code("SD560", "warning", "The pod has too little time to terminate",
-        "terminationGracePeriodSeconds has to last for the engine's own shutdown, --shutdown.linger and 2 s; after it Kubernetes kills all containers, and the last counts are lost.",
+        "terminationGracePeriodSeconds has to last for the engine's own shutdown, --shutdown.linger and 2 s, or the last counts are lost.",
         "Raise terminationGracePeriodSeconds, or lower --shutdown.linger."),
         _no_time),
     Check(Code("SD561", "warning", "The container's memory limit is below --limits.memory-hard",
