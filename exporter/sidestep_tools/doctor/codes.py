@@ -13,7 +13,7 @@ from sidestep_tools.doctor.queries import codes as queries
 # fmt: off
 SECTIONS: Sequence[tuple[str, Sequence[Code], str]] = (
     ("An engine's environment", environment.CODES,
-        "`python -m sidestep doctor --environment`, with the engine's Python and variables, such as in its container. The endpoint of `SIDESTEP_ENDPOINT` is checked as below. Options of command lines (SD021 to SD026) are checked in manifests."),
+        "`python -m sidestep doctor --environment`, with the engine's Python and variables. Its endpoint is checked as below. Options of command lines (SD021 to SD026) are checked in manifests."),
     ("An exporter, by itself", own_codes.CODES,
         "`sidestep doctor URL`, `/api/v1/doctor`, or the live page. Counters are findings if they have increased within the last hour."),
     ("An exporter, from outside", exporter.CODES,
@@ -23,7 +23,7 @@ SECTIONS: Sequence[tuple[str, Sequence[Code], str]] = (
     ("A metrics page", engine_page.CODES,
         "`sidestep doctor --engine-page URL|FILE`: the page of an engine, or of an exporter, as Prometheus scrapes it. With several, also whether an engine is on two of them."),
     ("Kubernetes manifests", manifests.CODES,
-        "`sidestep doctor --manifest FILE|DIR|-`: rendered manifests, or those of a cluster. Resources without pods are ignored. Variables and options of engines have the codes of an engine's environment."),
+        "`sidestep doctor --manifest FILE|DIR|-`: rendered manifests, or those of a cluster. Variables and options of engines have the codes of an engine's environment."),
     ("Dashboards and rule files", queries.CODES,
         "`sidestep doctor --dashboard FILE --rules FILE`: files of Grafana, Perses or Prometheus, also in ConfigMaps and operators' objects. Metrics are compared with the catalogue, or with the metrics pages of `--engine-page URL|FILE`."),
 )
