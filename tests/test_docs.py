@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from tools import docs
 
 from boards import family
 from sidestep.catalog.buckets import DEFAULTS
@@ -59,6 +60,16 @@ def test_no_text_installs_the_package_by_its_name() -> None:
     by_name = re.compile(r"pip install (?:-\S+ )*['\"]?sidestep\b|\bsidestep\[\w+\]")
 
     assert [path for path in texts if by_name.search(path.read_text())] == []
+
+
+def test_the_readmes_figures_are_those_of_the_table() -> None:
+    """README.md has every figure, as it is in the table."""
+    measured = (ROOT / "docs" / "performance.md").read_text()
+    table = (ROOT / "README.md").read_text().partition(docs.PERFORMANCE)[2].partition(docs.END)[0]
+    figures = re.findall(r"(?<=\| )[\d.]+(?= \|)", table)
+
+    assert len(figures) == len(docs.FIGURES) * len(docs.MODES)
+    assert all(re.search(rf"(?<![\d.]){each}(?![\d.])", measured) for each in figures)
 
 
 def undocumented(paths: Iterable[str]) -> list[str]:
