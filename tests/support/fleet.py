@@ -18,6 +18,7 @@ from typing import Any
 from msgspec import Raw
 
 from exporters import MAIN_RUN, SPEC_RUN, page_of_engine, recorded_run, until
+from handed_over import hand_over
 from lookup_senders import serve_model
 from polled_engines import polled_engines
 from publishers import Publisher
@@ -113,6 +114,8 @@ class Fleet:
             asyncio.to_thread(serve_model, self.exporters["vllm-1"].endpoints[0], "lookups"),
             # No recording has an overloaded engine.
             overload(self.exporters["vllm-0"]),
+            # No recorded engine handed requests over to another.
+            asyncio.to_thread(hand_over, self.exporters["vllm-2"].endpoints[0]),
             *(play(name, exporter) for name, exporter in fed),
         )
 
