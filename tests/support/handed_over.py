@@ -44,8 +44,6 @@ NIXL = {
     "num_failed_transfers": [1],
 }
 """Statistics of a transfer, as vLLM's connector reports them."""
-PATIENCE = 60.0
-"""Seconds until an exporter answers that shares its event loop with others."""
 
 
 def served(
@@ -96,13 +94,27 @@ def tokenizer(number: int, tokens: int, **times: Any) -> SglangRequests:
     return SglangRequests(0, 1.0, 1, [ended], counters=counters)
 
 
-def hand_over(endpoint: str) -> None:
-    """Send to an exporter what ``engines`` do."""
-    for info, items in engines(time.monotonic()):
-        publisher = Publisher(endpoint, f"{info.id}/core", [info])
-        for item in items:
-            publisher.push(item)
-        publisher.close(PATIENCE)
+class HandOvers:
+    """Publishers of ``engines`` to an exporter; their gauges are there until they close."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+        self._publishers: dict[str, Publisher] = {}
+        self._rounds = 0
+
+    def play(self) -> None:
+        """Send what the engines do in ten seconds."""
+        self._rounds += 1
+        for info, items in engines(time.monotonic() + 10 * self._rounds):
+            if info.id not in self._publishers:
+                self._publishers[info.id] = Publisher(self._endpoint, f"{info.id}/core", [info])
+            for item in items:
+                self._publishers[info.id].push(item)
+
+    def close(self) -> None:
+        """Close the publishers; the exporter may run in the caller's thread."""
+        for publisher in self._publishers.values():
+            publisher.close(wait=False)
 
 
 def engines(start: float) -> Iterator[tuple[EngineInfo, list[Item]]]:
@@ -113,12 +125,12 @@ def engines(start: float) -> Iterator[tuple[EngineInfo, list[Item]]]:
     prompts = [
         event
         for number in (1, 2)
-        for event in served(number, (9, 0, 0), 1, HANDED_OVER, start=start)
+        for event in served(number, (9, 0, 0), 1, HANDED_OVER, name=f"{number}", start=start)
     ]
     # The second prompt is computed again.
     answers = [
-        *served(1, (1, 0, 8), 3, RECEIVED, start=start, waited=1.0),
-        *served(2, (9, 0, 0), 3, RECEIVED, start=start),
+        *served(1, (1, 0, 8), 3, RECEIVED, name="1", start=start, waited=1.0),
+        *served(2, (9, 0, 0), 3, RECEIVED, name="2", start=start),
     ]
     for role, events in ((PREFILL, prompts), (DECODE, answers)):
         yield _vllm(role), _vllm_items(role, events, start)
