@@ -53,7 +53,7 @@ TEXTS = [
 # fmt: off
 DOCTOR = (
     ("An engine's environment", environment.CODES,
-        "`python -m sidestep doctor --environment`, with the engine's Python and variables, such as in its container. The endpoint of `SIDESTEP_ENDPOINT` is checked as below. Options of command lines (SD021 to SD026) are checked in manifests."),
+        "`python -m sidestep doctor --environment`, with the engine's Python and variables. Its endpoint is checked as below. Options of command lines (SD021 to SD026) are checked in manifests."),
     ("An exporter, by itself", own_codes.CODES,
         "`sidestep doctor URL`, `/api/v1/doctor`, or the live page. Counters are findings if they have increased within the last hour."),
     ("An exporter, from outside", exporter.CODES,
@@ -63,7 +63,7 @@ DOCTOR = (
     ("A metrics page", engine_page.CODES,
         "`sidestep doctor --engine-page URL|FILE`: the page of an engine, or of an exporter, as Prometheus scrapes it. With several, also whether an engine is on two of them."),
     ("Kubernetes manifests", manifests.CODES,
-        "`sidestep doctor --manifest FILE|DIR|-`: rendered manifests, or those of a cluster. Resources without pods are ignored. Variables and options of engines have the codes of an engine's environment."),
+        "`sidestep doctor --manifest FILE|DIR|-`: rendered manifests, or those of a cluster. Variables and options of engines have the codes of an engine's environment."),
     ("Dashboards and rule files", queries.CODES,
         "`sidestep doctor --dashboard FILE --rules FILE`: files of Grafana, Perses or Prometheus, also in ConfigMaps and operators' objects. Metrics are compared with the catalogue, or with the metrics pages of `--engine-page URL|FILE`."),
 )
@@ -78,7 +78,7 @@ MODES = {
     "vLLM's own": "vLLM's own metrics",
     "with sidestep": "plugin instead",
 }
-"""Rows of README.md's table, and its columns: their names in docs/performance.md begin and end so."""
+"""Rows of README.md's table, and its columns: columns and beginnings of rows in docs/performance.md."""
 CORE = (
     "Only with the tap, see [vllm-core.md](../vllm-core.md).\n"
     "The core reports `sidestep_engine_process_*` of itself and of its workers, and each API server its own.\n\n"
@@ -179,8 +179,7 @@ def metrics() -> dict[Path, str]:
         "- *Combined*: how series of several engines are aggregated in the [pod view](views.md), and if a label is dropped.\n"
         "  *Of one rank*: all ranks of a replica report the same values, and one of them counts.\n"
         "- *Shown*: a family with an option appears at 0 if the engine reports that the option is on, otherwise with its first data.\n\n"
-        "The `http_*` families of an engine's API server stay on the engine's page.\n"
-        "`process_*` and `python_*` are the exporter's own.\n\n"
+        "The `http_*` families of an engine's API server stay on the engine's page.\n\n"
         "## Bucket families\n\n"
         "Default bounds of the classic histograms. An engine's own bounds replace them,\n"
         "and the exporter's [configuration file](configuration.md#buckets) replaces both.\n"
@@ -188,9 +187,12 @@ def metrics() -> dict[Path, str]:
         "*Schema* is the resolution of [native histograms](native-histograms.md).\n\n"
         "| Family | Schema | Upper bounds |\n|---|---|---|\n"
     )
+    alike: dict[tuple[object, str], list[str]] = {}
     for name, bounds in DEFAULTS.items():
-        schema = SCHEMAS.get(name, SCHEMA)
-        index += f"| `{name}` | {schema} | {' '.join(f'{bound:g}' for bound in bounds)} |\n"
+        key = SCHEMAS.get(name, SCHEMA), " ".join(f"{bound:g}" for bound in bounds)
+        alike.setdefault(key, []).append(f"`{name}`")
+    for (schema, shown), names in alike.items():
+        index += f"| {', '.join(names)} | {schema} | {shown} |\n"
     found = {DOCS / "metrics" / name: f"{note}{text.rstrip()}\n" for name, text in pages.items()}
     return {DOCS / "metrics.md": f"{note}# Metrics\n\n{index}", **found}
 
@@ -367,26 +369,19 @@ def readme() -> str:
     """Return README.md with the figures of the table in docs/performance.md.
 
     Raises:
-        KeyError: The table has no such row.
+        KeyError: The table has no such row, or not such a column.
     """
     performance = (ROOT / PERFORMANCE).read_text(encoding="utf-8")
-    found: dict[tuple[str, str], list[str]] = {}
-    topic = ""
-    measured: dict[str, str] = {}
-    for line in performance.splitlines():
-        if line.startswith("**") and line.endswith("**"):
-            topic = line.strip("*")
-        elif line.startswith("| ") and topic:
-            cells = [cell.strip() for cell in line.strip("|").split("|")]
-            found[topic, cells[0]] = cells
-        elif line.startswith("Measured "):
-            measured[topic] = line
+    lines = performance.partition(f"**{LOOP}**")[2].partition("\n**")[0].splitlines()
+    (measured,) = [line for line in lines if line.startswith("Measured ")]
+    head, _, *rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("|")]
+    found = {name: dict(zip(head, cells, strict=True)) for name, *cells in rows}
     table = f"| us a token | {' | '.join(MODES)} |\n|---|{'---|' * len(MODES)}\n"
     for load in FIGURES:
-        cells = [found[LOOP, f"{load}: {row}"][2] for row in MODES.values()]
-        times = [re.sub(r".*\(([\d.]+) us a token\)", r"\1", cell) for cell in cells]
+        cells = [found[f"{row}, us a token"][load] for row in MODES.values()]
+        times = [re.sub(r".*\(([\d.]+)\)", r"\1", cell) for cell in cells]
         table += f"| {load} | {' | '.join(times)} |\n"
-    return written(ROOT / "README.md", PERFORMANCE, f"{measured[LOOP]}\n\n{table}")
+    return written(ROOT / "README.md", PERFORMANCE, f"{measured}\n\n{table}")
 
 
 def architecture() -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.summary.rows import Figure, cells
+from benchmarks.summary.rows import Figure, Row, cells, goal
 from benchmarks.summary.topics import TOPICS, topic
 from benchmarks.table import today
 
@@ -43,21 +43,45 @@ def write(path: Path, table: Table) -> None:
 
 
 def section(name: str, figures: Mapping[str, Figure], measured: str) -> str:
-    """Return the table of a topic."""
-    lines = [
-        f"**{topic(name).title}**",
-        "",
-        measured,
-        "",
-        "| Row | Peer | Ratio | Target |",
-        "|---|---|---|---|",
-    ]
-    for row in topic(name).rows:
-        found = figures.get(row.name, Figure())
-        what, unit, ours, _, peer, ratio, target, met = cells(row, found)
-        missed = " (missed)" if met == "NO" else ""
-        # Figures with a limit, and shares, are comparable between machines.
-        shown = row.is_absolute or row.limit is not None or unit.startswith("%")
-        own = f" ({ours} {unit})" if shown and ours else ""
-        lines.append(f"| {what} | {peer} | {ratio}{own} | {target}{missed} |")
-    return "\n".join(lines)
+    """Return the title, the date and the table of a topic."""
+    rows = topic(name).rows
+    texts = {row.name: result(row, figures.get(row.name, Figure())) for row in rows}
+    return "\n".join([f"**{topic(name).title}**", "", measured, "", *table(rows, texts)])
+
+
+def result(row: Row, figure: Figure) -> str:
+    """Return the ratio and sidestep's own figure, as far as it is comparable between machines or worth reading."""
+    _, unit, ours, _, _, ratio, _, met = cells(row, figure)
+    shown = row.is_absolute or row.limit is not None or unit.startswith("%")
+    own = ours if has_cases([row]) or not ours else f"{ours} {unit}"
+    own = own if shown else ""
+    text = f"{ratio} ({own})" if ratio and own else ratio or own
+    return figure.why or (f"{text} (missed)" if met == "NO" else text)
+
+
+def has_cases(rows: Sequence[Row]) -> bool:
+    """Return whether the rows' names are such as ``CASE: QUANTITY``."""
+    return all(": " in row.name for row in rows)
+
+
+def table(rows: Sequence[Row], texts: Mapping[str, str]) -> list[str]:
+    """Return the lines of a table of rows; where rows have cases, these are its columns.
+
+    A peer that all rows share is named above the table.
+    """
+    peers = {row.peer for row in rows if row.peer}
+    above = [f"Compared with {peers.pop()}.", ""] if len(peers) == 1 else []
+    if has_cases(rows):
+        lines = {"": list(dict.fromkeys(row.name.split(": ")[0] for row in rows))}
+        for row in rows:
+            goals = f" ({goal(row)})" if goal(row) else ""
+            quantity = f"{row.name.split(': ')[1]}, {row.unit}{goals}"
+            lines.setdefault(quantity, []).append(texts[row.name])
+        found = [[first, *others] for first, others in lines.items()]
+    else:
+        found = [["", "Peer", "Ratio", "Target"]]
+        found += [[row.name, row.peer, texts[row.name], goal(row)] for row in rows]
+        empty = {0: False, 1: not peers, 2: False, 3: not any(goal(row) for row in rows)}
+        found = [[one for n, one in enumerate(cells) if not empty[n]] for cells in found]
+    head, *others = [f"| {' | '.join(each)} |" for each in found]
+    return [*above, head, "|---" * len(found[0]) + "|", *others]

@@ -108,16 +108,15 @@ Found = dict[tuple[Case, str], list[Result]]
 
 
 def rows(kind: str) -> Iterator[Row]:
-    """Yield the rows against one kind of peer, in one process and in multiprocess mode."""
+    """Yield the rows against one kind of peer, which runs in the mode that the row names."""
     for peer, what, size in ASKED:
         # A tight loop is no engine's pace, so it has no target.
         target = TARGETS.get((what, size, peer)) if what != "hot" else None
-        mode = ", multiprocess mode" if peer == "multiprocess" else ""
         name = named(peer, what, size)
         if what == "switches":
             yield Row(name, "a step", limit=SWITCHES)
         else:
-            yield Row(name, UNITS.get(what, "us"), KINDS[kind] + mode, target)
+            yield Row(name, UNITS.get(what, "us"), KINDS[kind], target)
 
 
 def named(peer: str, what: str, size: int) -> str:

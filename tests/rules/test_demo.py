@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import threading
@@ -11,6 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from exporters import Start
@@ -91,8 +93,10 @@ async def watch(
                 print(f"{now:.0f} s: {alert}", flush=True)  # noqa: T201
             fired.setdefault(alert, now)
         if exporter is not None:
-            live = await get(f"{exporter.url.removesuffix('/metrics')}/api/v1/live")
-            levels.append(json.loads(live)["verdict"]["level"])
+            # On a busy machine an answer may be missing.
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                live = await get(f"{exporter.url.removesuffix('/metrics')}/api/v1/live")
+                levels.append(json.loads(live)["verdict"]["level"])
         await asyncio.sleep(1.0)
     return fired, levels
 
@@ -123,6 +127,7 @@ async def test_a_round_in_real_time(start: Start, tmp_path: Path) -> None:
         ) as server:
             fired, levels = await watch(server, ROUND, {("never", "")}, exporter)
 
+    assert len(levels) > ROUND / 2
     green = levels.count("ok") / len(levels)
     print(f"green {green:.0%}")  # noqa: T201
     assert fired.keys() == FIRE

@@ -21,31 +21,31 @@ from sidestep.transport.plain_connection import HANDSHAKE_TIMEOUT, PlainConnecti
 
 # fmt: off
 MALFORMED = Code("SD160", "error", "The endpoint is malformed",
-    "It is neither ipc:// with the absolute path of a socket nor tcp://HOST:PORT. `ipc://run/x` is relative to the directory of the process; `ipc:///run/x` is not.",
+    "It is neither ipc:// with an absolute path nor tcp://HOST:PORT. `ipc://run/x` is relative, `ipc:///run/x` is not.",
     "Write it as the exporter prints it at its start, the same at both ends.")
 NO_SOCKET = Code("SD161", "error", "There is no such socket",
-    "The path of the ipc endpoint does not exist here: no exporter has been started with this path, it has ended, or engine and exporter are in two containers without a common volume there.",
-    "Start the exporter with --ingest.endpoint set to the same path. In containers, mount one volume at the socket's directory in both.")
+    "No exporter has been started with this path, it has ended, or engine and exporter are in two containers without a common volume there.",
+    "Start the exporter with --ingest.endpoint set to the same path. In containers, mount one volume at its directory in both.")
 DENIED = Code("SD162", "error", "The socket's permissions deny access",
-    "The user that the engine runs as may not enter the socket's directory, or not write to the socket. By default only the exporter's own user may.",
+    "The engine's user may not enter the socket's directory or write to the socket. By default only the exporter's own user may.",
     "Run both as the same user, or give the exporter --ingest.ipc-group with a group that the engine's user is in.")
 REFUSED = Code("SD163", "error", "The connection is refused",
-    "Nothing listens: the exporter has ended, or it listens on another port.",
+    "The exporter has ended, or it listens on another port.",
     "Start the exporter, and compare the endpoint with its --ingest.endpoint.")
 UNREACHABLE = Code("SD164", "error", "The exporter's host is unknown or cannot be reached",
     "The host's name does not resolve here, there is no route, or a firewall or a NetworkPolicy drops the packets.",
     "Check the name, the port and the network's rules.")
 NO_HANDSHAKE = Code("SD165", "error", "The peer is no exporter's ingest endpoint",
-    "Something accepts the connection and does not answer as an exporter does: it is another program, the exporter's web port, or an exporter that hangs.",
+    "It does not answer as an exporter does: it is another program, the exporter's web port, or an exporter that hangs.",
     "Give the exporter's --ingest.endpoint, not its --web.listen-address.")
 KEYS_DENIED = Code("SD166", "error", "The keys do not fit",
     "One end needs keys and the other has none, SIDESTEP_SERVER_KEY is not the exporter's public key, or the public key of SIDESTEP_CLIENT_KEY is not authorized.",
-    "Set both variables for the engine, and put the engine's public key into the exporter's directory of --ingest.authorized-keys; see security.md.")
+    "Set both variables for the engine, and put its public key into the directory of --ingest.authorized-keys; see security.md.")
 BAD_KEYS = Code("SD167", "error", "A key cannot be used",
     "One of SIDESTEP_SERVER_KEY and SIDESTEP_CLIENT_KEY is missing, or its file cannot be read, holds no key, or is a secret key that other users can read. Nothing is sent.",
     "Write a pair by `sidestep keygen`; a secret key has the mode 600.")
 NO_KEYS = Code("SD168", "warning", "Records cross the network without keys",
-    "The endpoint is on another host and there are no keys: the records are not encrypted.",
+    "The endpoint is on another host: the records are not encrypted.",
     "Set SIDESTEP_SERVER_KEY and SIDESTEP_CLIENT_KEY, unless the network itself is closed; see security.md.")
 # fmt: on
 CODES = tuple(each for each in tuple(vars().values()) if isinstance(each, Code))

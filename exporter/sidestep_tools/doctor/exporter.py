@@ -17,20 +17,20 @@ SKEW_SECONDS = 5.0
 
 # fmt: off
 NO_ANSWER = Code("SD150", "error", "The exporter does not answer",
-    "The exporter's web server cannot be reached at this address.",
+    "Its web server cannot be reached at this address.",
     "Start `sidestep serve`, or give the address that it prints as `metrics on`.")
 NOT_ALLOWED = Code("SD151", "error", "The exporter denies access",
-    "The exporter's --web.config.file requires a password or a client certificate.",
+    "Its --web.config.file requires a password or a client certificate.",
     "Give --user, or --cert and --key.")
 NO_EXPORTER = Code("SD152", "error", "The server is no exporter, or an older one",
-    "The address answers, but neither with an exporter's findings nor with an engine's metrics page.",
+    "The address has neither an exporter's findings nor an engine's metrics page.",
     "Give the address of an exporter or of an engine; --engine-page takes the whole URL of a page.")
 CLOCK = Code("SD153", "warning", "The clocks differ",
-    "The exporter's clock and this machine's differ, so do times on pages and in logs.",
+    "Times on pages and in logs differ, too.",
     "Synchronise both by NTP.")
 OTHER_VERSION = Code("SD154", "info", "Exporter and command are different releases",
-    "The exporter runs another release of sidestep than this command.",
-    "Use the same release if the meaning of codes matters.")
+    "The meaning of codes may differ.",
+    "Use the same release.")
 # fmt: on
 CODES = tuple(each for each in tuple(vars().values()) if isinstance(each, Code))
 

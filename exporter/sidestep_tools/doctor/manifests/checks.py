@@ -25,8 +25,8 @@ UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "G
 PLUGIN = "/opt/sidestep/plugin"
 """Directory of the exporter's image that has the plugin."""
 NOTHING = Code("SD502", "info", "The manifests have neither an engine nor an exporter",
-    "No container runs vLLM, SGLang, Triton or `sidestep serve`, as far as command, image and variables show.",
-    "Give the manifests of the engines' pods, or those of the cluster: `kubectl get deploy,sts -o yaml | sidestep doctor --manifest -`.")  # fmt: skip
+    "No container runs vLLM, SGLang, Triton or `sidestep serve`.",
+    "Give the manifests of the engines' pods, such as `kubectl get deploy,sts -o yaml | sidestep doctor --manifest -`.")  # fmt: skip
 
 
 def _not_observed(engine: Engine) -> str:
@@ -194,18 +194,18 @@ def _on_disk(exporter: Exporter) -> str:
 # fmt: off
 ALONE: Sequence[Check[Engine]] = (
     Check(Code("SD510", "warning", "The pod of an engine has no exporter",
-        "The pod has neither an exporter nor SIDESTEP_ENDPOINT, so the engine's metrics come from its own page alone.",
-        'Add the component of deploy/kustomize or the chart\'s templates to the workload, or label one that is no engine `sidestep/inject: "false"`.'),
+        "It has neither an exporter nor SIDESTEP_ENDPOINT.",
+        'Run `sidestep inject`, or label a workload that is no engine `sidestep/inject: "false"`.'),
         _not_observed),
 )
 ENGINES: Sequence[Check[Engine]] = (
     Check(Code("SD511", "error", "An engine sends to an exporter that its pod does not have",
-        "SIDESTEP_ENDPOINT is an ipc:// path, which only reaches a process in the same pod, and the pod has no exporter.",
+        "SIDESTEP_ENDPOINT is an ipc:// path, which only reaches the same pod.",
         "Add the exporter's container to the pod, or give a tcp:// endpoint."),
         lambda e: e.endpoint.startswith(IPC) and not (e.pod.exporters or e.is_on_node_or_claim) and e.endpoint,
         f"{ENDPOINT} is {{}}"),
     Check(Code("SD520", "error", "An engine has no SIDESTEP_ENDPOINT",
-        "The pod has an exporter, and the plugin in the engine does nothing without the variable.",
+        "The plugin does nothing without it.",
         "Set SIDESTEP_ENDPOINT in the engine's container to the exporter's --ingest.endpoint."),
         _without_endpoint, f"{ENDPOINT} is not set"),
     Check(Code("SD521", "error", "Engine and exporter have different endpoints",
@@ -227,7 +227,7 @@ ENGINES: Sequence[Check[Engine]] = (
         lambda e: e.reached and not e.is_on_node_or_claim and e.socket and e.socket.path.parent == PurePosixPath()
             and f"{e.endpoint} is directly in volume {e.socket.volume}"),
     Check(Code("SD528", "error", "The engine may not open the socket",
-        "Engine and exporter run as different users without a common group: the directory is open to the exporter's user and to --ingest.ipc-group only.",
+        "They run as different users without a common group, and only the exporter's user and --ingest.ipc-group may enter the directory.",
         "Set --ingest.ipc-group to a group that both have, by `runAsGroup`, or by the pod's `supplementalGroups` or `fsGroup`."),
         _not_permitted),
 )
@@ -243,21 +243,21 @@ PLUGINS: Sequence[Check[Engine]] = (
 )
 CONTAINERS: Sequence[Check[Exporter]] = (
     Check(Code("SD512", "error", "The exporter is an init container that never ends",
-        "An init container without `restartPolicy: Always` has to end before the engine starts, and an exporter does not end: the engine never starts.",
+        "An exporter does not end, and the engine starts only after an init container without `restartPolicy: Always` has ended.",
         "Set `restartPolicy: Always` in the exporter's container (Kubernetes 1.29 or later)."),
         _never_ends, "restartPolicy is not Always"),
     Check(Code("SD513", "warning", "The exporter may end before the engine",
-        "Kubernetes stops ordinary containers together, and native sidecars in the reverse order of their start: an exporter that does not start before the engine misses its last counts.",
+        "Kubernetes stops native sidecars after other containers, in the reverse order of their start; this exporter may miss the engine's last counts.",
         "Make the exporter an init container with `restartPolicy: Always`, before the engine's."),
         lambda e: not _never_ends(e) and _ends_early(e)),
     Check(Code("SD514", "error", "The exporter refuses its settings",
-        "A flag or a variable of the container is unknown or has an invalid value: the exporter ends at its start.",
+        "A flag or a variable is unknown or has an invalid value: the exporter ends at its start.",
         "Correct the setting; `sidestep serve --help` lists all."),
         lambda e: e.refusal),
 )
 SETTINGS: Sequence[Check[Exporter]] = (
     Check(Code("SD524", "error", "The exporter cannot write a directory",
-        "The socket and the state need a directory on a volume that is mounted read-write, in particular with `readOnlyRootFilesystem`.",
+        "Socket and state need a volume that is mounted read-write, in particular with `readOnlyRootFilesystem`.",
         "Mount an `emptyDir` there, without `readOnly`."),
         _not_writable),
     Check(Code("SD540", "error", "The exporter does not listen where its port is declared",
@@ -265,7 +265,7 @@ SETTINGS: Sequence[Check[Exporter]] = (
         "Set --web.listen-address to `:PORT`, and declare the same containerPort."),
         _not_listening),
     Check(Code("SD555", "error", "A probe asks the exporter for what it does not have",
-        "The probe's path does not exist, its port is not the page's, or it is the name of another container's port: the probe always fails.",
+        "The probe's path or port is not the exporter's, or it names another container's port: the probe always fails.",
         "Ask `/-/ready` for startup and readiness and `/-/healthy` for liveness; a probe of the engine's container names the exporter's port by number."),
         lambda e: [text for kills, text in _probes(e) if not kills]),
     Check(Code("SD556", "warning", "A liveness probe restarts a container because of a slow engine",
@@ -273,7 +273,7 @@ SETTINGS: Sequence[Check[Exporter]] = (
         "Use `/-/healthy` for the exporter; for the engine see health.md: at least five minutes, with a startupProbe."),
         lambda e: [text for kills, text in _probes(e) if kills]),
     Check(Code("SD560", "warning", "The pod has too little time to terminate",
-        "terminationGracePeriodSeconds has to last for the engine's own shutdown, --shutdown.linger and 2 s; after it Kubernetes kills all containers, and the last counts are lost.",
+        "terminationGracePeriodSeconds has to last for the engine's own shutdown, --shutdown.linger and 2 s, or the last counts are lost.",
         "Raise terminationGracePeriodSeconds, or lower --shutdown.linger."),
         _no_time),
     Check(Code("SD561", "warning", "The container's memory limit is below --limits.memory-hard",
@@ -281,7 +281,7 @@ SETTINGS: Sequence[Check[Exporter]] = (
         "Set --limits.memory-hard to 192 MiB less than the container's limit, and --limits.memory-soft below it."),
         _out_of_memory),
     Check(Code("SD562", "warning", "The state directory is not on a volume in memory or on a claim",
-        "State in the container's own file system is lost when the container restarts, which is a counter reset. On the node's disk, each snapshot waits for the disk.",
+        "In the container's own file system it is lost when the container restarts. On the node's disk, each snapshot waits for the disk.",
         "Mount an `emptyDir` with `medium: Memory` there, or a claim."),
         _on_disk),
 )
