@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from handed_over import LENGTH, served, tokenizer
 from sidestep.catalog.prices import Price, Prices
 from sidestep.catalog.slo import Objective, Objectives
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.folding import ItemFolder
-from sidestep.engines.items import Item, encode_item
-from sidestep.engines.sglang.wire import SglangRequest, SglangRequests
+from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.metrics.computed_gauges import scalar
 from sidestep.metrics.engine import Engine
@@ -36,21 +36,14 @@ from sidestep.protocol.request_events import (
     Alive,
     Event,
     Finished,
-    Identity,
-    Iteration,
-    Output,
-    Prompt,
-    Queued,
     RequestEvents,
-    Scheduled,
 )
-from sidestep.protocol.self_described import Family, Sample
 from sidestep.requests.record import RequestRecord, make_record
 from sidestep.requests.request_log import EngineRequests
 from sidestep.requests.tenants import Tenants
 from sidestep.tracking.requests.outcomes import EndedRequest
 
-LENGTH, ABORT = map(FINISH_REASONS.index, ("length", "abort"))
+ABORT = FINISH_REASONS.index("abort")
 PRICE = Price("m", 5_000_000, 300_000, 70_000_000, 11_000_000)
 TTFT, E2E = (
     "sidestep_service_time_to_first_token_seconds",
@@ -108,39 +101,6 @@ class Bench:
         if row.storage == "keyed":
             return sum(engine.keyed[row.slots[0]].values())
         return scalar(engine, family)
-
-
-def served(
-    number: int,
-    prompt: tuple[int, int, int],
-    tokens: int,
-    transfer: int = WHOLE,
-    *,
-    name: str = "a-1",
-    join: str = "",
-    start: float = 1.0,
-    reason: int = LENGTH,
-    waited: float = 0.0,
-) -> list[Event]:
-    """Return the events of a request that arrives at ``start``, in an engine whose Unix time is 100 more."""
-    size = sum(prompt)
-    identity = Identity(name, join=join)
-    queued = Queued(number, start, 100.0 + start, size, identity=identity, max_tokens=tokens)
-    queued.transfer = transfer
-    events: list[Event] = [queued]
-    scheduled = Scheduled(number, start + waited + 0.25)
-    if waited:
-        scheduled.asked, scheduled.loaded = start + 0.125, start + 0.125 + waited
-    events.append(scheduled)
-    at = start + waited + 1.0
-    for index in range(tokens):
-        prompts = [Prompt(number, *prompt)] if not index else []
-        step = Iteration(at - 0.5, at, 100.0 + at, [Output(at, [number])], prompts=prompts)
-        events.append(step)
-        at += 1.0
-    ended = Finished(number, at, 100.0 + at, reason, size, tokens, max_tokens=tokens)
-    ended.transfer = transfer
-    return [*events, ended]
 
 
 hand_overs = st.lists(
@@ -345,21 +305,6 @@ def test_a_request_of_which_only_the_end_is_known() -> None:
 
     assert bench.total("sidestep_service_requests_total") == 0
     assert bench.total("sidestep_handed_over_requests_total") == 2
-
-
-def tokenizer(number: int, tokens: int, **times: Any) -> Item:
-    """Return a request of 8 prompt tokens, 3 of them cached, with what SGLang's tokenizer counts for it."""
-    sent = {
-        "sglang:num_requests_total": 1,
-        "sglang:prompt_tokens_total": 8,
-        "sglang:cached_tokens_total": 3,
-        "sglang:generation_tokens_total": tokens,
-    }
-    ended = SglangRequest(number, 1e9, 10.0, 20.0, "length", **times)
-    ended.prompt_tokens, ended.cached_tokens, ended.output_tokens = 8, 3, tokens
-    ended.counted, ended.identity = True, Identity("a-1", join="/77")
-    families = [Family(name, "counter", [], [Sample([], count)]) for name, count in sent.items()]
-    return SglangRequests(0, 1.0, 1, [ended], counters=families)
 
 
 def test_sglang_by_role() -> None:

@@ -39,7 +39,7 @@ NO_HICACHE = "no recorded SGLang had a cache in host memory"
 NO_SPECULATION = "the recorded SGLang did not speculate"
 NO_ADAPTERS = "the recorded SGLang had no adapters"
 LESS_THAN_A_MINUTE = "a recording is played in less than a minute"
-NOT_SEPARATE = "the recorded SGLang did prefill and decode in one server"
+ONLY_NIXL = "the simulated vLLM that hands requests over has NIXL"
 EMPTY = {
     ("Prefix-cache hit rate", "vllm:external_prefix_cache_hits_total"): NO_CONNECTOR,
     ("Prefix-cache hit rate", "vllm:mm_cache_hits_total"): "the recorded model sees no images",
@@ -49,10 +49,15 @@ EMPTY = {
     ("KV offload traffic", "vllm:kv_offload_store_bytes_total"): NO_CONNECTOR,
     ("KV offload traffic", "vllm:kv_offload_load_bytes_total"): NO_CONNECTOR,
     ("Offload cache usage", "vllm:kv_offload_cpu_cache_usage_perc"): NO_CONNECTOR,
-    ("KV transfers between engines", "vllm:nixl_xfer_time_seconds"): NO_CONNECTOR,
     ("KV cache in host memory, SGLang", "sglang:hicache_host_used_tokens"): NO_HICACHE,
     ("KV cache in host memory, SGLang", "sglang:hicache_host_total_tokens"): NO_HICACHE,
-    ("KV transfer", "sglang:kv_transfer_latency_ms"): NOT_SEPARATE,
+    ("Transfer time, p50 and p95", "vllm:mooncake_xfer_time_seconds"): ONLY_NIXL,
+    ("Transfer time, p50 and p95", "vllm:hf3fs_load_duration_seconds"): ONLY_NIXL,
+    ("Transferred bytes", "vllm:mooncake_bytes_transferred"): ONLY_NIXL,
+    ("Failed transfers", "vllm:mooncake_num_failed_transfers_total"): ONLY_NIXL,
+    ("Failed transfers", "vllm:mooncake_num_failed_recvs_total"): ONLY_NIXL,
+    ("Failed transfers", "vllm:mooncake_num_kv_expired_reqs_total"): ONLY_NIXL,
+    ("Failed transfers", "vllm:hf3fs_num_failed_load_total"): ONLY_NIXL,
     (
         "Rejected messages and items",
         "sidestep_rejected_total",
@@ -62,6 +67,7 @@ EMPTY = {
     ("Acceptance rate", "sglang:spec_accept_rate"): NO_SPECULATION,
     ("Acceptance length", "sglang:spec_accept_length"): NO_SPECULATION,
     ("Saturation of schedulers", "sidestep_saturation_ratio"): LESS_THAN_A_MINUTE,
+    ("Saturation by side", "sidestep_saturation_ratio"): LESS_THAN_A_MINUTE,
     ("Adapter slots", "sglang:lora_pool_slots_used"): NO_ADAPTERS,
     ("Adapter slots", "sglang:lora_pool_slots_total"): NO_ADAPTERS,
     ("Waiting tokens that no cache has", "sidestep_waiting_uncached_tokens"): (

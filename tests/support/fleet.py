@@ -18,6 +18,7 @@ from typing import Any
 from msgspec import Raw
 
 from exporters import MAIN_RUN, SPEC_RUN, page_of_engine, recorded_run, until
+from handed_over import HandOvers
 from lookup_senders import serve_model
 from polled_engines import polled_engines
 from publishers import Publisher
@@ -79,6 +80,7 @@ class Fleet:
         exporters: Exporters by name.
         triton: The server that one exporter polls.
         publishers: Publishers of streams to which one exporter subscribes.
+        hand_overs: Engines that hand requests over, of one exporter.
         rounds: How often everything has been played.
         said: Messages sent by each publisher.
     """
@@ -86,6 +88,7 @@ class Fleet:
     exporters: dict[str, Exporter]
     triton: Triton
     publishers: dict[str, Publisher]
+    hand_overs: HandOvers
     rounds: int = 0
     said: Counter[str] = dataclasses.field(default_factory=Counter)
 
@@ -97,6 +100,8 @@ class Fleet:
     async def play(self) -> None:
         """Play every recording once."""
         self.rounds += 1
+        # No recorded engine handed requests over to another.
+        self.hand_overs.play()
         for kind in self.publishers:
             for message in published(STREAMS[kind]):
                 self.send(kind, message)
@@ -278,7 +283,9 @@ async def fleet(directory: Path, *, native: tuple[str, ...] = ()) -> AsyncIterat
         for name, given in flags.items():
             config = read(settings(directory, name, **given), {})
             exporters[name] = await stack.enter_async_context(running(Exporter(config)))
-        made = Fleet(exporters, triton, publishers)
+        hand_overs = HandOvers(exporters["vllm-2"].endpoints[0])
+        stack.callback(hand_overs.close)
+        made = Fleet(exporters, triton, publishers, hand_overs)
         for publisher in publishers.values():
             # ``subscribed`` is True once, so each publisher is awaited on its own.
             await until(lambda publisher=publisher: publisher.subscribed)  # type: ignore[misc]

@@ -72,3 +72,9 @@ UNCACHED = (
     "Only with SGLang's plugin: other engines look a request up when they admit it"
     " (docs/autoscaling.md)."
 )
+HAND_OVERS = "No vLLM here has a KV connector: --kv-transfer-config names it (docs/pd.md)."
+KV_HELD = (
+    "No engine here holds KV for another: it needs vLLM's tap and a KV connector, or SGLang's prefill servers"
+    " (docs/pd.md)."
+)
+TRANSFERS = "No connector here reports transfers: NIXL, Mooncake, 3FS and SGLang do (docs/pd.md)."
