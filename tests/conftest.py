@@ -23,7 +23,7 @@ settings.load_profile("sidestep")
 
 ROOT = Path(__file__).parents[1]
 PROCESSES = re.compile(
-    r"^(?:import|from) (?:subprocess|playwright|terminals)\b|create_subprocess",
+    r"^(?:import|from) (?:subprocess|playwright)\b|create_subprocess",
     re.MULTILINE,
 )
 """Text of a module that starts processes or browsers."""

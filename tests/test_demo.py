@@ -12,27 +12,21 @@ import sys
 import threading
 from collections.abc import AsyncIterator
 
-import pytest
-
-from command_line import ENVIRON, one_line, serving, sidestep, taken_port
+from command_line import ENVIRON, serving, sidestep
 from exporters import Start, until
 from pages import get
 from sidestep.app.demo import (
-    ROUND,
     RUNS,
     WELL,
     Clock,
     Player,
     Run,
     Window,
-    acts,
-    recording,
     status_line,
 )
 from sidestep.app.exporter import Exporter
 from sidestep.metrics.computed_gauges import scalar
 from sidestep.tracking.health.states import EngineState
-from sidestep_adapters.recording.replay import Replay
 
 FIXED = ("--web.listen-address", "127.0.0.1:0")
 ONCE = ("demo", "--once", "--speed", "max", *FIXED)
@@ -49,20 +43,6 @@ def test_each_run_is_played_once() -> None:
     assert "http://127.0.0.1:" in first
     assert last == TOTALS
     assert "\x1b" not in done.stdout
-
-
-def test_a_busy_port_is_one_line() -> None:
-    """The demo names the address that is in use."""
-    held, port = taken_port()
-    done = sidestep("demo", "--once", "--web.listen-address", f"127.0.0.1:{port}")
-    held.close()
-
-    one_line(
-        done,
-        2,
-        f"port {port} is in use at 127.0.0.1: choose another with --web.listen-address"
-        " or SIDESTEP_WEB_LISTEN_ADDRESS",
-    )
 
 
 async def test_it_ends_on_ctrl_c() -> None:
@@ -96,35 +76,6 @@ def test_the_status_fits_80_columns() -> None:
     assert updates[-1].strip() == TOTALS
 
 
-async def test_a_status_with_many_problems_is_cut(start: Start) -> None:
-    """However much there is to say, the line has 80 characters."""
-    async with start() as exporter:
-        line = status_line(exporter, 10**40, 89.0, "a" * 60)
-        short = status_line(exporter, 0, 65.4, WELL)
-
-    assert len(line) == 80
-    assert short == "round 1, 1:05  all is well"
-
-
-def test_the_story_of_a_round() -> None:
-    """Each act has a line that fits a terminal; a third of the round has no act."""
-    told = acts(RUNS)
-    starts = [start for start, _ in told]
-
-    assert [text.partition(" ")[0].partition(":")[0] for _, text in told] == [
-        "all",
-        "vllm-full",
-        "vllm-hangs",
-        "vllm-aborts",
-        "vllm-lora",
-        "vllm-cache",
-        "all",
-    ]
-    assert starts == sorted(set(starts))
-    assert max(len(text) for _, text in told) <= 62
-    assert starts[1] + ROUND - starts[-1] >= 0.3 * ROUND
-
-
 async def test_all_dialects_and_features_are_there(start: Start) -> None:
     """Every series that the demo promises has the recordings' totals, under distinguishable labels."""
     async with start() as exporter:
@@ -148,22 +99,6 @@ async def test_all_dialects_and_features_are_there(start: Start) -> None:
     assert value(page, "sglang:num_requests_total") > 0
     assert value(page, "sidestep_step_limit_seconds_total", 'engine_type="unified"') > 0
     assert value(page, "nv_inference_request_success", 'model="dynbatch"') > 0
-
-
-@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
-async def test_totals_are_those_of_a_plain_replay(run: Run, start: Start) -> None:
-    """Labels and reported progress change no count."""
-    async with start() as exporter:
-        await play(exporter, run)
-        ours = counts(await get(exporter.url))
-    async with start() as exporter:
-        path = recording(f"{run.name}.rec.gz")
-        player = Replay(path, exporter.endpoints[0], realtime=False, namespace=run.name)
-        await asyncio.to_thread(player.run)
-        plain = counts(await get(exporter.url))
-
-    assert len(ours) > 20
-    assert ours == plain
 
 
 async def test_an_engine_hangs_and_recovers(start: Start) -> None:
@@ -196,14 +131,6 @@ def generated(exporter: Exporter) -> float:
         scalar(engine, "vllm:generation_tokens_total")
         for engine in exporter.registry.engines.values()
     )
-
-
-def counts(page: str) -> list[str]:
-    """Return the counters and the histograms' counts of engines, without the label ``engine``."""
-    lines = re.findall(
-        r"^(?:vllm:|sglang:|nv_)\w+(?:_total|_count|_success)\{.*", page, re.MULTILINE
-    )
-    return sorted(re.sub(r'(engine|model_name)="[^"]*",?', "", line) for line in lines)
 
 
 def value(page: str, name: str, *labels: str) -> float:

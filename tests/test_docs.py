@@ -6,7 +6,6 @@ import ast
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from tools import docs
 
 from boards import family
 from sidestep.catalog.buckets import DEFAULTS
-from sidestep.config.settings import CONFIG_FILE, SETTINGS
 from sidestep.engines.common_names import TOKEN_TYPE
 from sidestep.engines.dialects import DIALECTS
 from sidestep.telemetry.rows import BY_NAME
@@ -56,23 +54,6 @@ def test_documents_name_families_that_exist(path: Path) -> None:
     assert unknown == set()
 
 
-def test_a_broken_link_is_found(tmp_path: Path) -> None:
-    """A link to a missing file or heading is broken; code contains no links, and anchors are GitHub's."""
-    (tmp_path / "other.md").write_text("# A `--flag`, and more\n\n## Twice\n\n## Twice\n")
-    page = tmp_path / "page.md"
-    page.write_text(
-        "# Here\n[a](other.md#a---flag-and-more) [b](other.md#twice-1) [c](#here) [d](https://x/#y)\n"
-        "`[e](gone.md)`\n```\n# No heading\n[f](gone.md)\n```\n"
-        "[g](gone.md) [h](other.md#twice-2) [i](#no-heading)\n"
-    )
-
-    assert [line.split(": ")[1] for line in docs.broken_links([page])] == [
-        "gone.md",
-        "other.md#twice-2",
-        "#no-heading",
-    ]
-
-
 def test_no_text_installs_the_package_by_its_name() -> None:
     """No index has it: texts install a clone or a wheel."""
     texts = [*DOCUMENTS, *ROOT.glob("exporter/**/*.py"), *ROOT.glob("adapters/**/*.py")]
@@ -107,22 +88,6 @@ def test_every_endpoint_is_in_the_documents() -> None:
     assert {"/-/healthy", "/api/v1/engines", "/api/v1/engines/{engine:.+}/stack"} <= {*paths}
     assert undocumented(path for path in paths if not path.startswith("/ui/")) == []
     assert undocumented(["/api/v1/orphan", "/api/v1"]) == ["/api/v1/orphan", "/api/v1"]
-
-
-def test_every_flag_is_in_the_help_and_the_documents() -> None:
-    """The documents also have its variable."""
-    done = subprocess.run(
-        [sys.executable, "-m", "sidestep", "serve", "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    text = (ROOT / "docs" / "configuration.md").read_text()
-
-    for setting in (*SETTINGS, CONFIG_FILE):
-        assert f"--{setting.flag}" in done.stdout
-        assert f"--{setting.flag}" in text
-        assert setting.variable in text
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")

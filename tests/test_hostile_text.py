@@ -7,7 +7,6 @@ import io
 import json
 import logging
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from command_line import ENVIRON, serving
+from command_line import serving, sidestep
 from request_runs import run as request_run
 from request_runs import write
 from sidestep.protocol.limits import VERSION, escape
@@ -45,14 +44,10 @@ def assert_plain(*outputs: str) -> None:
 
 async def run(*arguments: object, **environ: str) -> str:
     """Run a command to its end; return what it printed, after checking it."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "sidestep", *map(str, arguments),
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**ENVIRON, **environ},
-    )  # fmt: skip
-    out, errors = (each.decode() for each in await process.communicate())
-    assert_plain(out, errors)
-    assert "Traceback" not in errors
-    return out + errors
+    done = await asyncio.to_thread(sidestep, *arguments, **environ)
+    assert_plain(done.stdout, done.stderr)
+    assert "Traceback" not in done.stderr
+    return done.stdout + done.stderr
 
 
 async def test_a_peer_of_an_exporter(tmp_path: Path) -> None:

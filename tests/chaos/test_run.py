@@ -6,14 +6,12 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from chaos import table
 from chaos.run import run
-from chaos.stage import ROOT, Options, Stage
+from chaos.stage import Options, Stage
 from chaos.verdict import compare
 
 QUICK = Options(rate=1000.0, rounds=1, quick=True)
@@ -21,63 +19,46 @@ QUICK = Options(rate=1000.0, rounds=1, quick=True)
 
 @pytest.mark.parametrize("transport", ["ipc", pytest.param("tcp", marks=pytest.mark.long)])
 def test_without_a_fault_every_series_is_exact(tmp_path: Path, transport: str) -> None:
-    """Without a fault every series is exact, sums included."""
+    """Sums are exact, too."""
     options = Options(transport=transport, rate=1000.0)
     with Stage(tmp_path, options) as stage:
         assert stage.wait_for(lambda: stage.engine.pushed > 2000)
         stage.engine.ask("pause")
         assert stage.wait_for(stage.drained)
         report = stage.engine.report()
-        page = stage.fresh_page()
 
         assert report["pushed"] == stage.engine.pushed
-        assert not compare(report["totals"], page, derived_apart=False).worst
+        assert not compare(report["totals"], stage.fresh_page(), derived_apart=False).worst
         assert stage.watch.monotony.decreases == 0
-        assert report["phases"]["up"]["push"]["count"] == report["pushed"]
-        assert report["phases"]["up"]["big"]["count"] > 0
 
 
 def test_a_killed_exporter_without_state_loses_counts(tmp_path: Path) -> None:
-    """A killed exporter without a state directory shows as loss and decrease, never as doubling."""
+    """It shows as loss and decrease, never as doubling, and the table says so."""
     result = run("kill", QUICK)
 
     assert result.reset
     assert result.comparison.lost > 0
     assert result.decreases > 0
     assert result.comparison.doubled == 0
-    assert result.recovery is not None
     assert result.broken == ()
 
     shown = table.text([result], ["clock: not here"], QUICK)
     table.write(tmp_path / "out.json", [result], shown)
-    table.write(tmp_path / "out.md", [result], shown)
 
-    assert "| reset" in shown
     assert "went back" in shown
-    assert "not run: clock" in (tmp_path / "out.md").read_text()
     assert json.loads((tmp_path / "out.json").read_text())[0]["decreases"] == result.decreases
 
 
-def test_a_fault_that_cannot_be_run_is_an_error() -> None:
-    """A fault that cannot be run here gives exit code 1 and the reason."""
-    command = [sys.executable, "-m", "chaos", "--fault", "clock", "--transport", "ipc"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-
-    assert done.returncode == 1
-    assert "nothing was run: clock, ipc: " in done.stderr
-
-
 def test_a_killed_engine_is_succeeded() -> None:
-    """After an engine is killed, its successor continues, and lost items are reported."""
+    """Its successor continues, and lost items are reported."""
     result = run("engine-kill", QUICK)
 
     assert (result.comparison.lost, result.comparison.doubled, result.decreases) == (0, 0, 0)
     assert "died with an engine" in " ".join(result.notes)
-    assert result.comparison.derived == 0
 
 
 def test_a_crash_of_the_exporter_breaks_a_promise(tmp_path: Path) -> None:
-    """An exporter that crashes breaks a promise; its last log line is reported, and it is replaced."""
+    """Its last log line is reported, and it is replaced."""
     with Stage(tmp_path, QUICK) as stage:
         os.kill(stage.exporter.pid, signal.SIGABRT)
         assert stage.wait_for(lambda: not stage.exporter.running)
@@ -87,4 +68,3 @@ def test_a_crash_of_the_exporter_breaks_a_promise(tmp_path: Path) -> None:
         # Whether an engine has connected by then is a matter of milliseconds.
         assert re.search("engines connect to|engine .+ has connected", stage.broken[0])
         assert stage.exporter.running
-        assert len(stage.recoveries) == 1

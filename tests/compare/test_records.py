@@ -1,21 +1,26 @@
-"""`sidestep compare` of files: request logs and recordings, as a user runs it."""
+"""`sidestep compare` of request logs, of recordings, and of the last ten minutes of exporters."""
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
-import re
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
 import msgspec
 import pytest
+from aiohttp import web
 
 from command_line import one_line, sidestep
 from exporters import DATA, Start, recorded_run
+from ports import free_port
 from replays import replay
 from request_runs import run, write
+from web_servers import server
+
+API = "/api/v1/{name:.+}"
 
 
 def compare(*arguments: object) -> CompletedProcess[str]:
@@ -52,17 +57,6 @@ def test_a_run_does_not_differ_from_itself(before: Path) -> None:
         value, low, high = row["change"]
         assert value == 0
         assert low is None or low <= 0 <= high
-
-
-def test_another_run_of_the_same_engine_is_no_difference(before: Path, tmp_path: Path) -> None:
-    """Other requests of the same kind; the text says so in its last line."""
-    done = compare(before, write(tmp_path / "after.jsonl", run(2)))
-
-    assert done.returncode == 0
-    assert re.fullmatch(
-        r"no difference seen: not excluded are TTFT p95 up to \+\d+\.\d %, ITL .*, e2e p95 up to .*",
-        done.stdout.splitlines()[-1],
-    )
 
 
 @pytest.mark.parametrize(("slower", "code", "verdict"), [(1.5, 1, "worse"), (0.67, 0, "better")])
@@ -178,23 +172,6 @@ async def test_a_recording_has_the_requests_that_the_exporter_logs(
     assert rows(found)["requests not served"]["a"][0] == 5 / 73
 
 
-def test_parts_of_requests_time(tmp_path: Path) -> None:
-    """Records with parts show the seconds that each part took of a request."""
-    logs = []
-    for seed, queue in ((1, 0.2), (2, 0.5)):
-        log = write(tmp_path / f"{seed}.jsonl", run(seed))
-        parts = {"parts": {"queue.kv_blocks": queue, "prefill": 0.1}}
-        lines = [json.dumps(json.loads(line) | parts) for line in log.read_text().splitlines()]
-        log.write_text("\n".join(lines))
-        logs.append(log)
-
-    found = rows(report(compare(*logs, "--json")))
-
-    assert [*found][-2:] == ["queue.kv_blocks", "prefill"]
-    assert found["queue.kv_blocks"]["change"][0] == pytest.approx(0.3)
-    assert found["prefill"]["change"][0] == pytest.approx(0.0)
-
-
 def test_errors_are_one_line(before: Path, tmp_path: Path) -> None:
     """Each names the input, and the exit code is that of errors."""
     empty = tmp_path / "empty.jsonl"
@@ -224,9 +201,49 @@ def test_errors_are_one_line(before: Path, tmp_path: Path) -> None:
     one_line(compare(before), 2, "Missing argument 'B'")
 
 
-def test_a_recording_that_is_cut_short_is_one_line(tmp_path: Path) -> None:
-    """The message names the byte."""
-    cut = tmp_path / "cut.rec"
-    cut.write_bytes(gzip.decompress((DATA / "core.rec.gz").read_bytes())[:-100])
+async def test_a_real_exporter_without_requests(start: Start) -> None:
+    """An exporter that has none, or no timeline, is compared by a Prometheus."""
+    async with start() as exporter:
+        done = await asyncio.to_thread(compare, exporter.url, exporter.url)
+    async with start(web_disable_timeline="true") as exporter:
+        without = await asyncio.to_thread(compare, exporter.url, exporter.url)
 
-    one_line(compare(cut, cut), 2, f"{cut}: cut short at byte")
+    one_line(done, 2, "no engine has reported a request that ended in the last ten minutes")
+    one_line(without, 2, "no exporter with /api/v1/timeline: of a Prometheus give a time range")
+
+
+async def test_a_real_exporter_with_a_timeline(start: Start) -> None:
+    """Its requests are compared one by one, with their parts."""
+    async with start() as exporter:
+        await replay(exporter, "core_aborts")
+        done = await asyncio.to_thread(compare, exporter.url, exporter.url)
+
+    assert done.returncode == 0
+    assert "73 requests" in done.stdout
+    assert "prefill" in done.stdout
+
+
+async def test_errors_of_exporters_are_one_line() -> None:
+    """Nothing there, another server, and an answer of another kind."""
+    url = f"http://127.0.0.1:{free_port()}"
+    one_line(
+        await asyncio.to_thread(compare, url, url), 2, f"{url}: cannot connect: Connection refused"
+    )
+    one_line(await asyncio.to_thread(compare, "http://", url), 2, "must be a URL")
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response([1])
+
+    async with server(answer, "/other") as other:
+        one_line(
+            await asyncio.to_thread(compare, other, other), 2, "of a Prometheus give a time range"
+        )
+    async with server(answer, API) as odd:
+        one_line(
+            await asyncio.to_thread(compare, odd, odd),
+            2,
+            f"{odd}: no answer of a sidestep exporter",
+        )
+        one_line(
+            await asyncio.to_thread(compare, f"{odd}@-1h/now", odd), 2, "no answer of a Prometheus"
+        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
@@ -11,15 +10,12 @@ from typing import Any
 
 import pytest
 import yaml
-from click import Context
 
 import promtool
 from boards import DASHBOARDS
-from manifests import ROOT, defaults, resources, tool
+from manifests import ROOT, defaults, tool
 from prometheus_server import VERSIONS
 from promtool import PROMTOOLS, needs_promtool
-from sidestep.app.cli import cli
-from sidestep.config.settings import SETTINGS
 
 COMPOSE = ROOT / "deploy" / "compose"
 FILE = COMPOSE / "compose.yaml"
@@ -82,19 +78,6 @@ def test_services_are_pinned_checked_and_local() -> None:
         for needed, how in service.get("depends_on", {}).items():
             assert how == {"condition": "service_healthy"}
             assert "healthcheck" in services()[needed]
-
-
-def test_the_image_is_that_of_the_other_manifests() -> None:
-    """It is built by deploy/Dockerfile, under the name that pods use, and its command exists."""
-    service = services()["sidestep"]
-    (pod,) = resources((ROOT / "deploy/kustomize/parts/pod/pod.yaml").read_text())
-    context = (COMPOSE / service["build"]["context"]).resolve()
-
-    assert service["image"] in json.dumps(pod)
-    assert context == ROOT
-    assert (context / service["build"]["dockerfile"]).exists()
-    assert service["command"][0] in {*cli.list_commands(Context(cli))}
-    assert service["environment"].keys() <= {setting.variable for setting in SETTINGS}
 
 
 def test_ports_are_those_that_the_images_listen_on() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from injection import assert_injected, built
-from manifests import ROOT, Resource, kustomized, ours, pods, template
+from manifests import ROOT, Resource, kustomized, pods, template
 from schemas import validate
 
 DEPLOYMENTS = ROOT / "tests" / "data" / "deployments"
@@ -84,15 +84,6 @@ def test_templates_without_a_label_are_named_as_skipped(labelled: str, tmp_path:
     assert f'label this service sidestep/{skipped}: "true"' in annotation[1]
 
 
-def test_a_completely_injected_service_has_no_annotation(tmp_path: Path) -> None:
-    """A service whose labels name all its templates has no annotation, and neither has one without sidestep."""
-    file = tmp_path / "llm.yaml"
-    text = (DEPLOYMENTS / "llm_inference_service.yaml").read_text()
-    for given in (text, text.replace("labels: {", 'labels: {sidestep/inject: "false", ')):
-        file.write_text(given)
-        assert "annotations" not in built(tmp_path, "kserve", file.name)[0]["metadata"]
-
-
 def test_injected_resources_are_valid(tmp_path: Path) -> None:
     """Injected resources are valid by the schemas of Kubernetes and the operators."""
     found: list[Resource] = []
@@ -103,54 +94,3 @@ def test_injected_resources_are_valid(tmp_path: Path) -> None:
         found += plain_and_injected(directory, file, component)[1]
 
     validate(found, tmp_path)
-
-
-def test_images_and_prefixes_apply_to_what_is_injected(tmp_path: Path) -> None:
-    """``images``, ``namespace`` and ``namePrefix`` of a kustomization apply to what is injected."""
-    for name, component in (
-        ("leader_and_workers.yaml", "component"),
-        ("inference_service.yaml", "kserve"),
-    ):
-        directory = tmp_path / component
-        directory.mkdir()
-        shutil.copy(DEPLOYMENTS / name, directory)
-        built(directory, component, name)
-        with (directory / "kustomization.yaml").open("a") as file:
-            file.write(
-                "images: [{name: sidestep, newName: registry.example/ours, digest: sha256:1}]\n"
-            )
-            file.write("namespace: llm\nnamePrefix: a-\n")
-        (after,) = kustomized(directory)
-
-        assert (after["metadata"]["name"][:2], after["metadata"]["namespace"]) == ("a-", "llm")
-        for _, pod in pods(after):
-            found = {one["image"] for one in pod["initContainers"] if ours(one)}
-            assert found == {"registry.example/ours@sha256:1"}
-
-
-@pytest.mark.parametrize(
-    ("file", "right", "wrong"),
-    [
-        ("workers_only.yaml", ", sidestep/leader: none", ""),
-        ("leader_and_workers.yaml", "maxSurge: 1", "maxSurges: 1"),
-        ("leader_and_workers.yaml", "size: 2", 'size: "2"'),
-        ("inference_service.yaml", "minReplicas: 1", "minReplica: 1"),
-        ("inference_service.yaml", "maxReplicas: 4", "maxReplicas: many"),
-        ("llm_inference_service.yaml", "tolerations:", "toleration:"),
-        ("many.yaml", "[{port: metrics}]", "[{port: 8000}]"),
-        ("per_pod_claims.yaml", "hostIPC: true", "hostIpc: true"),
-    ],
-)
-def test_schemas_refuse_what_the_api_server_would(
-    file: str, right: str, wrong: str, tmp_path: Path
-) -> None:
-    """Schemas refuse typing errors, and a leader without a template unless it is labelled."""
-    text = (DEPLOYMENTS / file).read_text()
-    assert right in text
-    given = tmp_path / file
-    given.write_text(text.replace(right, wrong))
-    component = "kserve" if DEPLOYMENTS / file in KSERVE else "component"
-    found = built(tmp_path, component, file)
-
-    with pytest.raises(AssertionError):
-        validate(found, tmp_path)

@@ -39,22 +39,6 @@ def test_metrics_exist(path: Path) -> None:
     assert set(re.findall(r"\b(?:vllm:|sglang:|sidestep_)\w+", queries)) <= FAMILIES
 
 
-def test_files_named_in_comments_exist() -> None:
-    """Every file that a comment of an example or an overlay names is in ``deploy``."""
-    deploy = ROOT / "deploy"
-    there = {path.name for path in deploy.rglob("*")}
-    files = [path for path in deploy.rglob("*.y*ml") if "templates" not in path.parts]
-    named = {
-        (path.name, name)
-        for path in files
-        for line in path.read_text().splitlines()
-        for name in re.findall(r"\b[\w-]+\.ya?ml\b", line.partition("# ")[2])
-    }
-
-    assert {("hpa-saturation.yaml", "adapter-values.yaml")} <= named
-    assert {(path, name) for path, name in named if name not in there} == set()
-
-
 def test_resources_are_valid(tmp_path: Path) -> None:
     """Resources are valid by the schemas of Kubernetes and the operators."""
     found = [one for name in RESOURCES for one in resources(text(name))]

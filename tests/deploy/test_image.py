@@ -1,45 +1,24 @@
-"""The container image, built and run without privileges, on a read-only file system."""
+"""The container image, built without privileges: what it adds to its base, and its labels."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
-import time
-import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from manifests import KUSTOMIZE, ROOT, Resource, kustomized, named, template
-from ports import free_port
+from manifests import ROOT
 from sidestep import __version__
-from sidestep.transport import keys
 
 pytestmark = [pytest.mark.image, pytest.mark.timeout(900)]
 
 STORAGE = ROOT / "build" / "image"
 LIMIT_MB = 120
 """Most megabytes that the image adds to its base."""
-SIDECAR = named(template()["initContainers"], "sidestep")
-START = 4.0
-"""Most seconds until the exporter is ready at the sidecar's limit of CPU."""
-MOUNTS = {one["name"]: one["mountPath"] for one in SIDECAR["volumeMounts"]}
-CONTAINER = r"""
-set -eu
-root=$1 user=$2 groups=$3 volumes=$4; shift 4
-mount --make-rprivate /
-mount --bind "$root" "$root"
-mount --bind /proc "$root/proc"
-for pair in $volumes; do mount --bind "${pair%%=*}" "$root${pair#*=}"; done
-mount -o remount,ro,bind "$root"
-exec setpriv --no-new-privs --inh-caps=-all --bounding-set=-all,+sys_chroot,+setuid,+setgid \
-    chroot --userspec="$user" --groups="$groups" "$root" "$@"
-"""
-"""A shell's approximation of what a runtime does with a hardened container."""
 
 
 def buildah(*arguments: str) -> str:
@@ -71,69 +50,6 @@ def config(image: str) -> dict[str, Any]:
     return settings
 
 
-@pytest.fixture(scope="module")
-def root(image: str) -> Iterator[Path]:
-    """Mount the image's file system."""
-    container = buildah("from", "--pull-never", image)
-    try:
-        yield Path(buildah("mount", container))
-    finally:
-        buildah("rm", container)
-
-
-@pytest.fixture
-def volumes(tmp_path: Path) -> dict[str, Path]:
-    """Make empty directories that everybody may write to, as emptyDir volumes are."""
-    found = {}
-    for name in (*MOUNTS, "sidestep-plugin"):
-        found[name] = tmp_path / name
-        found[name].mkdir()
-        found[name].chmod(0o777)
-    return found
-
-
-def container_command(
-    root: Path, config: dict[str, Any], mounts: dict[Path, str], command: list[str], user: str = ""
-) -> list[str | Path]:
-    """Return the command that runs ``command`` in a mount namespace of its own."""
-    # The environment has the image's variables only.
-    pairs = " ".join(f"{source}={target}" for source, target in mounts.items())
-    user = user or config["User"]
-    return [
-        "env", "-i", *config["Env"], "unshare", "--mount", "sh", "-c", CONTAINER, "sh",
-        root, user, "65532", pairs, *command,
-    ]  # fmt: skip
-
-
-@contextlib.contextmanager
-def running(
-    root: Path,
-    config: dict[str, Any],
-    volumes: dict[str, Path],
-    manifest: Resource,
-    more: Mapping[Path, str] = {},
-) -> Iterator[tuple[subprocess.Popen[bytes], float, str]]:
-    """Run the sidecar of a manifest on a free port; yield its process, the seconds until ready, and its URL."""
-    mounts = {**{volumes[name]: path for name, path in MOUNTS.items()}, **more}
-    command = [*config["Entrypoint"], *manifest.get("args", config["Cmd"])]
-    port = free_port()
-    environ = [*config["Env"], f"SIDESTEP_WEB_LISTEN_ADDRESS=127.0.0.1:{port}"]
-    url = f"http://127.0.0.1:{port}"
-    started = time.monotonic()
-    process = subprocess.Popen(container_command(root, {**config, "Env": environ}, mounts, command))
-    try:
-        while time.monotonic() < started + 60 and process.poll() is None:
-            with contextlib.suppress(OSError):
-                with urllib.request.urlopen(f"{url}/-/ready", timeout=1) as answer:
-                    assert answer.status == 200
-                break
-            time.sleep(0.01)
-        yield process, time.monotonic() - started, url
-    finally:
-        process.terminate()
-        process.wait()
-
-
 def test_the_image_is_small(image: str) -> None:
     """The image adds at most ``LIMIT_MB`` to its base."""
     base, built = (
@@ -162,128 +78,3 @@ def test_the_image_is_labelled(config: dict[str, Any]) -> None:
     assert len(labels["org.opencontainers.image.revision"]) == 40
     assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
     assert (config["User"], "9857/tcp" in config["ExposedPorts"]) == ("65532:65532", True)
-
-
-@pytest.mark.parametrize("manifest", [{}, SIDECAR], ids=["plain", "sidecar"])
-def test_the_exporter_starts_quickly_and_drains(
-    root: Path, config: dict[str, Any], volumes: dict[str, Path], manifest: Resource
-) -> None:
-    """The exporter starts quickly without privileges, and ends with exit code 0."""
-    with running(root, config, volumes, manifest) as (process, seconds, _):
-        status = Path(f"/proc/{process.pid}/status").read_text()
-        rss = next(line for line in status.splitlines() if line.startswith("VmRSS"))
-        fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
-        ticks = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-        cpu = sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
-        print(f"\nready in {seconds:.2f} s of which {cpu:.2f} s of CPU, {rss}")
-        process.terminate()
-        code = process.wait(20)
-
-    assert fields["Uid"].split() == ["65532"] * 4
-    assert (int(fields["CapEff"], 16), fields["NoNewPrivs"]) == (0, "1")
-    assert code == 0
-    assert (volumes["sidestep-state"] / "state").is_dir()
-    # CPU time hardly depends on what else the machine does.
-    limit = SIDECAR["resources"]["limits"]["cpu"]
-    assert cpu < START * int(limit.removesuffix("m")) / 1000
-
-
-def test_the_file_system_is_read_only(root: Path, config: dict[str, Any]) -> None:
-    """The root file system is read-only."""
-    program = "import os; print(os.getuid()); open('/tmp/a', 'w')"
-    done = subprocess.run(
-        container_command(root, config, {}, ["/opt/sidestep/venv/bin/python3", "-c", program]),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert done.stdout.split() == ["65532"]
-    assert "Read-only file system" in done.stderr
-
-
-@pytest.mark.parametrize("user", ["0:0", "1000:1000", "65532:65532"])
-def test_an_engine_of_any_user_reaches_the_exporter(
-    root: Path, config: dict[str, Any], volumes: dict[str, Path], user: str
-) -> None:
-    """An engine of any user reaches the exporter with the plugin that the init container copied."""
-    plugin = named(template()["initContainers"], "sidestep-plugin")
-    mounts = {volumes["sidestep-plugin"]: "/mnt"}
-    copy = [*plugin["command"][:-1], "/mnt"]
-    subprocess.run(container_command(root, config, mounts, copy), check=True)
-    endpoint = named(named(template()["containers"], "engine")["env"], "SIDESTEP_ENDPOINT")["value"]
-    program = f"""
-import sys; sys.path[1:1] = ["/mnt"]
-import time
-from sidestep.engines.vllm.wire import VllmStep
-from sidestep.protocol.messages import EngineInfo
-from sidestep.protocol.iteration_stats import IterationStats
-from sidestep_adapters.publisher import publisher as push
-assert push.__file__.startswith("/mnt/"), push.__file__
-engine = EngineInfo("e", "vllm", {{"model_name": "m", "engine": "0"}})
-publisher = push.Publisher({endpoint!r}, "s", [engine])
-step = IterationStats(num_generation_tokens=7)
-publisher.push(VllmStep(0, time.monotonic(), time.time(), None, step))
-until = time.monotonic() + 60
-while not publisher.drained and time.monotonic() < until:
-    time.sleep(0.01)
-assert publisher.drained
-publisher.close()
-"""
-    with running(root, config, volumes, SIDECAR) as (_, _, url):
-        mounts = {volumes["sidestep-socket"]: MOUNTS["sidestep-socket"], **mounts}
-        python = ["/opt/sidestep/venv/bin/python3", "-c", program]
-        done = subprocess.run(container_command(root, config, mounts, python, user), check=False)
-        with urllib.request.urlopen(f"{url}/metrics") as answer:
-            page = answer.read().decode()
-
-    assert done.returncode == 0
-    assert 'vllm:generation_tokens_total{engine="0",model_name="m"} 7' in page.splitlines()
-
-
-def test_keys_of_a_secret_are_copied(
-    root: Path, config: dict[str, Any], volumes: dict[str, Path], tmp_path: Path
-) -> None:
-    """Keys of a secret are usable once copied, and refused as they are mounted."""
-    (group,) = kustomized(KUSTOMIZE / "overlays" / "leaderworkerset-tcp")
-    pod = group["spec"]["leaderWorkerTemplate"]["leaderTemplate"]["spec"]
-    copying, leader = (named(pod["initContainers"], name) for name in ("sidestep-keys", "sidestep"))
-    secret, copied = tmp_path / "secret", tmp_path / "copied"
-    secret.mkdir()
-    copied.mkdir()
-    copied.chmod(0o777)
-    for name in ("exporter", "worker"):
-        keys.generate(secret, name)
-    for path in secret.iterdir():
-        path.chmod(named(pod["volumes"], "sidestep-key")["secret"]["defaultMode"])
-    places = {one["name"]: one["mountPath"] for one in copying["volumeMounts"]}
-    # The image lacks the mount points, which a runtime would create, so others serve for them.
-    sources = {secret: "/mnt", copied: "/media"}
-
-    def here(text: str, ours: str = "/media") -> str:
-        found = text.replace(places["sidestep-key"], "/mnt").replace(places["sidestep-keys"], ours)
-        return found.replace("tcp://*:9858", f"tcp://127.0.0.1:{free_port()}")
-
-    copy = [here(one) for one in copying["command"]]
-    subprocess.run(container_command(root, config, sources, copy), check=True)
-    modes = {
-        path.name: (path.stat().st_uid, path.stat().st_mode & 0o777) for path in copied.iterdir()
-    }
-    started = {"args": [here(one) for one in leader["args"]]}
-    with running(root, config, volumes, started, {copied: "/media"}) as (process, _, _):
-        process.terminate()
-        code = process.wait(20)
-    command = [*config["Entrypoint"], *(here(one, "/mnt") for one in leader["args"])]
-    mounts = {secret: "/mnt", **{volumes[name]: path for name, path in MOUNTS.items()}}
-    refused = subprocess.run(
-        container_command(root, config, mounts, command),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-
-    assert modes == {"exporter.key": (65532, 0o400), "worker.pub": (65532, 0o400)}
-    assert code == 0
-    assert refused.returncode == 2
-    assert "this secret key is accessible to other users" in refused.stderr

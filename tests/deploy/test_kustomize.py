@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
-import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -30,84 +27,62 @@ from schemas import validate
 OVERLAYS = sorted(path.parent for path in KUSTOMIZE.glob("overlays/*/kustomization.yaml"))
 
 
-def engines() -> list[Resource]:
-    """Return pods with every combination of fields that a component has to patch."""
-    variables: list[Any] = [
-        None,
-        [],
-        [{"name": "A", "value": "b"}],
-        [{"name": "PYTHONPATH", "value": "/a"}, {"name": "A", "value": "b"}],
-        [{"name": "MY_PYTHONPATH", "value": "/c"}, {"name": "PYTHONPATH", "value": "/a:/b"}],
-        [{"name": "MY_PYTHONPATH_2", "value": ":/c"}],
+def test_shapes_of_variables_groups_and_volumes(tmp_path: Path) -> None:
+    """Every engine gets all of the component and keeps its own fields, whatever these are."""
+    shapes: list[Resource] = [
+        {},
+        {"env": [], "securityContext": {}},
+        {
+            "env": [{"name": "A", "value": "b"}],
+            "volumes": [{"name": "my-sidestep-socket-2", "emptyDir": {}}],
+        },
+        {
+            "env": [
+                {"name": "MY_PYTHONPATH", "value": "/c"},
+                {"name": "PYTHONPATH", "value": "/a:/b"},
+            ],
+            "securityContext": {"fsGroup": 3, "supplementalGroups": [7, 165532]},
+        },
+        {
+            "env": [{"name": "MY_PYTHONPATH_2", "value": ":/c"}],
+            "initContainers": [
+                {"name": "fetch-sidestep-2", "image": "theirs"},
+                {"name": "their-proxy", "image": "theirs", "restartPolicy": "Always"},
+            ],
+        },
     ]
-    first: list[Any] = [
-        None,
-        [{"name": "fetch-sidestep-2", "image": "theirs"}],
-        [{"name": "their-proxy", "image": "theirs", "restartPolicy": "Always"}],
-    ]
-    contexts: list[Any] = [None, {}, {"fsGroup": 3, "supplementalGroups": [7, 165532]}]
-    volumes: list[Any] = [None, [{"name": "my-sidestep-socket-2", "emptyDir": {}}]]
-    found: list[Resource] = []
-    mixed = itertools.product(variables, contexts)
-    others = itertools.cycle(itertools.product(volumes, first))
-    for (env, context), (volume, before) in zip(mixed, others, strict=False):
-        engine: Resource = {"name": f"engine{len(found)}", "image": "theirs"}
-        pod: Resource = {"containers": [engine, {"name": "other", "image": "theirs"}]}
-        if env is not None:
-            engine["env"] = env
-        if before is not None:
-            pod["initContainers"] = before
-        if context is not None:
-            pod["securityContext"] = context
-        if volume is not None:
-            pod["volumes"] = volume
-            engine["volumeMounts"] = [{"name": "my-sidestep-socket-2", "mountPath": "/models"}]
-        found.append(pod)
-    return found
+    given = []
+    for number, shape in enumerate(shapes):
+        engine = {"name": "engine", "image": "theirs"}
+        engine |= {"env": shape.pop("env")} if "env" in shape else {}
+        pod = {"containers": [engine, {"name": "other", "image": "theirs"}], **shape}
+        given.append(deployment(f"w{number}", pod))
+    found = applied(tmp_path, "component", *given)
+
+    for before in given:
+        assert_injected(before, found[before["metadata"]["name"]], template())
+    validate(found.values(), tmp_path)
 
 
-def workload(kind: str, name: str, pod: Resource) -> Resource:
-    """Return a workload of a kind that the component supports."""
+def deployment(name: str, pod: Resource) -> Resource:
+    """Return a deployment of this pod."""
     template = {"metadata": {"labels": {"app": name}}, "spec": pod}
-    api = {"LeaderWorkerSet": "leaderworkerset.x-k8s.io/v1"}.get(kind, "apps/v1")
-    spec: Resource = {"selector": {"matchLabels": {"app": name}}, "template": template}
-    if kind == "LeaderWorkerSet":
-        spec = {"leaderWorkerTemplate": {"leaderTemplate": template, "workerTemplate": template}}
-    if kind == "StatefulSet":
-        spec["serviceName"] = name
-    return {"apiVersion": api, "kind": kind, "metadata": {"name": name}, "spec": spec}
+    spec = {"selector": {"matchLabels": {"app": name}}, "template": template}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name}, "spec": spec}
 
 
 def applied(directory: Path, component: str, *given: Resource) -> dict[str, Resource]:
     """Render resources with a component; return them by name."""
-    # Names are quoted in JSON and plain in YAML. The copy has no shared objects, which YAML would write as anchors.
-    texts = [
-        json.dumps(one) if n % 2 else yaml.safe_dump(json.loads(json.dumps(one)))
-        for n, one in enumerate(given)
-    ]
+    # Names are quoted in JSON and plain in YAML.
+    texts = [json.dumps(one) if n % 2 else yaml.safe_dump(one) for n, one in enumerate(given)]
     (directory / "given.yaml").write_text("\n---\n".join(texts))
     return {one["metadata"]["name"]: one for one in built(directory, component, "given.yaml")}
-
-
-def test_engines_of_any_shape_are_injected(tmp_path: Path) -> None:
-    """Every engine gets all of the component and keeps its own fields."""
-    kinds = itertools.cycle(["Deployment", "StatefulSet", "LeaderWorkerSet"])
-    given = [
-        workload(kind, f"w{number}", pod)
-        for number, (kind, pod) in enumerate(zip(kinds, engines(), strict=False))
-    ]
-    found = applied(tmp_path, "component", *given)
-    whole = template()
-
-    for before in given:
-        assert_injected(before, found[before["metadata"]["name"]], whole)
-    validate(found.values(), tmp_path)
 
 
 def test_triton_itself_is_not_changed(tmp_path: Path) -> None:
     """Triton is polled: its container gets no plugin, variable or group."""
     pod = {"containers": [{"name": "triton", "image": "theirs"}]}
-    found = applied(tmp_path, "triton", workload("Deployment", "triton", pod))["triton"]
+    found = applied(tmp_path, "triton", deployment("triton", pod))["triton"]
     ((_, after),) = pods(found)
 
     assert after["containers"] == pod["containers"]
@@ -119,10 +94,7 @@ def test_only_engines_of_production_stack_are_injected() -> None:
     """Routers, servers of caches and lookups, and the controller of adapters are left unchanged."""
     found = kustomized(KUSTOMIZE / "overlays" / "production-stack")
     injected = {
-        one["metadata"]["name"]
-        for one in found
-        for _, pod in pods(one)
-        if "sidestep" in {each["name"] for each in pod.get("initContainers", ())}
+        one["metadata"]["name"] for one in found for _, pod in pods(one) if has_exporter(pod)
     }
 
     assert len(found) == 5
@@ -132,24 +104,6 @@ def test_only_engines_of_production_stack_are_injected() -> None:
 def has_exporter(pod: Resource) -> bool:
     """Return whether the pod has the sidecar."""
     return "sidestep" in {each["name"] for each in pod.get("initContainers", ())}
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
-def test_grace_periods_suffice_for_engine_and_sidecar(overlay: Path) -> None:
-    """A pod's grace period has the engine's time to stop, the sidecar's, and 2 s for its last snapshot."""
-    for one in kustomized(overlay):
-        for _, pod in pods(one):
-            if not has_exporter(pod):
-                continue
-            engine = pod["containers"][0]
-            command = " ".join([*engine.get("command", ()), *engine.get("args", ())])
-            timeout = re.search(r"--shutdown-timeout[= ](\d+)", command)
-            stops = int(timeout[1]) if timeout else 30 * ("tritonserver" in command)
-            arguments = " ".join(arg for each in sidesteps(pod) for arg in each.get("args", ()))
-            (linger,) = re.findall(r"--shutdown.linger=(\d+)", arguments)
-
-            # Kubernetes' default is 30 s.
-            assert pod.get("terminationGracePeriodSeconds", 30) >= stops + int(linger) + 2
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)

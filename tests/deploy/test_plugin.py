@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import subprocess
@@ -14,8 +13,7 @@ import msgspec
 import pytest
 import zmq
 
-from exporters import Start, until
-from manifests import ROOT, named, template
+from manifests import ROOT
 from sidestep import __version__
 
 BROUGHT = (msgspec, zmq)
@@ -34,16 +32,6 @@ logging.getLogger("engine").addHandler(logging.StreamHandler(sys.stdout))
 logging.getLogger("engine").setLevel("INFO")
 set_up_log("engine")
 set_up_log("engine")
-"""
-PUSH = """
-import sys
-from sidestep.protocol.messages import EngineInfo
-from sidestep_adapters.publisher.environment import endpoint, namespace
-from sidestep_adapters.publisher.publisher import Publisher
-labels = {"model_name": "m", "engine": "0"}
-publisher = Publisher(endpoint(), "s", [EngineInfo(f"{namespace()}/m/0", "vllm", labels)])
-sys.stdin.read()
-publisher.close()
 """
 
 
@@ -92,13 +80,6 @@ def run(engine: Path, code: str, **environ: str) -> str:
     return done.stdout
 
 
-def test_an_engine_without_the_directory_finds_no_plugin(engine: Path) -> None:
-    """Without the directory, the engine finds no plugin."""
-    code = "from importlib.metadata import entry_points as e; print([*e(group='vllm.stat_logger_plugins')])"
-
-    assert run(engine, code).strip() == "[]"
-
-
 def test_engines_find_the_plugin_by_its_entry_points(engine: Path, plugin: Path) -> None:
     """Engines find the plugin's entry points in the directory, which comes first on the path."""
     found, version, file, path = json.loads(run(engine, FIND, PYTHONPATH=str(plugin)))
@@ -126,27 +107,3 @@ def test_the_directory_has_only_sidesteps_packages(plugin: Path) -> None:
     names = {one.name for one in plugin.iterdir() if one.suffix != ".dist-info"}
 
     assert names - {"bin"} == {"sidestep", "sidestep_adapters", "sidestep_tools"}
-
-
-async def test_the_plugin_reaches_the_exporter_of_the_manifest(
-    engine: Path, plugin: Path, tmp_path: Path, start: Start
-) -> None:
-    """The plugin reaches the exporter over a shared volume, with the manifest's variables."""
-    volume = tmp_path / "emptyDir"
-    volume.mkdir(mode=0o777)
-    volume.chmod(0o777)
-    variables = named(template()["containers"], "engine")["env"]
-    endpoint = named(variables, "SIDESTEP_ENDPOINT")["value"].replace("/run/sidestep", str(volume))
-    async with start(ingest_endpoint=(endpoint,), ingest_ipc_group=str(os.getgid())) as exporter:
-        process = await asyncio.create_subprocess_exec(
-            engine, "-c", PUSH, stdin=asyncio.subprocess.PIPE, cwd="/",
-            env={
-                "PYTHONPATH": str(plugin), "SIDESTEP_ENDPOINT": endpoint, "SIDESTEP_NAMESPACE": "pod-1",
-            },
-        )  # fmt: skip
-        await until(lambda: "pod-1/m/0" in exporter.registry.engines, 30)
-        await process.communicate(b"")
-
-    assert process.returncode == 0
-    directory = volume / "ingest"
-    assert directory.stat().st_mode & 0o7777 == 0o2770

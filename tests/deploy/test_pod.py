@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 
 import pytest
 
 from manifests import ROOT, Resource, defaults, named, settings, template, tool
-from sidestep.config.settings import SETTINGS
 
 SIDECAR = named(template()["initContainers"], "sidestep")
 PLUGIN = named(template()["initContainers"], "sidestep-plugin")
@@ -32,27 +30,6 @@ def test_flags_and_settings_are_valid() -> None:
     assert config.web_listen_address == (("", SIDECAR["ports"][0]["containerPort"]),)
 
 
-def test_variables_of_the_image_are_settings() -> None:
-    """Every variable in the Dockerfile is a setting; the command would ignore a misspelled one."""
-    set_there = set(re.findall(r"\b(SIDESTEP_[A-Z_]+)=", DOCKERFILE))
-
-    assert set_there - {setting.variable for setting in SETTINGS} == set()
-    assert {"SIDESTEP_STATE_DIR", "SIDESTEP_WEB_LISTEN_ADDRESS"} < set_there
-
-
-def test_engine_and_exporter_share_an_endpoint() -> None:
-    """Engine and exporter have the same endpoint, in a directory on a volume that both mount."""
-    endpoint = named(ENGINE["env"], "SIDESTEP_ENDPOINT")["value"]
-    volume = named(template()["volumes"], "sidestep-socket")
-    mounts = [named(each["volumeMounts"], "sidestep-socket") for each in (ENGINE, SIDECAR)]
-
-    assert settings(SIDECAR, defaults()).ingest_endpoint == (endpoint,)
-    assert mounts[0] == mounts[1]
-    below = endpoint.removeprefix(f"ipc://{mounts[0]['mountPath']}/")
-    assert below.count("/") == 1
-    assert volume["emptyDir"]["medium"] == "Memory"
-
-
 def test_the_plugin_is_on_the_engines_pythonpath() -> None:
     """The engine's PYTHONPATH is the directory into which the init container copies the plugin."""
     source, target = PLUGIN["command"][2:]
@@ -62,14 +39,6 @@ def test_the_plugin_is_on_the_engines_pythonpath() -> None:
     assert (target, paths) == (PLUGIN["volumeMounts"][0]["mountPath"], mount["mountPath"])
     assert mount["readOnly"]
     assert f"--target {source.removesuffix('/.')} " in DOCKERFILE
-
-
-def test_the_snapshot_is_on_a_memory_volume() -> None:
-    """The snapshot is on a memory volume that outlives the container."""
-    mount = named(SIDECAR["volumeMounts"], "sidestep-state")
-
-    assert settings(SIDECAR, defaults()).state_dir.startswith(mount["mountPath"] + "/")
-    assert "Memory" in str(named(template()["volumes"], "sidestep-state"))
 
 
 @pytest.mark.parametrize("container", [SIDECAR, PLUGIN], ids=lambda one: one["name"])

@@ -21,7 +21,6 @@ from sidestep_tools.doctor.engine_page import check, parse
 from web_servers import server
 
 RECORDED = sorted(path.name.removesuffix(".txt.gz") for path in DATA.glob("page_*.txt.gz"))
-SHARED = Path(__file__).parents[3] / "shared" / "reference"
 
 
 def found(text: str) -> list[Finding]:
@@ -47,22 +46,6 @@ def test_recorded_pages(name: str) -> None:
     """Nothing is wrong with the pages of real engines; one has nothing but metrics of a model's own."""
     severities = {each.severity for each in found(page_of_engine(name))}
     assert severities <= ({"warning"} if name == "page_triton_custom" else {"info"})
-
-
-@pytest.mark.parametrize(
-    ("name", "missing"),
-    [
-        ("page_main", ["vLLM's --speculative-config", "vLLM's --enable-lora"]),
-        ("page_spec", ["vLLM's --kv-cache-metrics", "vLLM's --enable-lora"]),
-        ("page_sglang", ["SGLang's --enable-lora", "SGLang's --enable-hierarchical-cache"]),
-    ],
-)
-def test_options(name: str, missing: list[str]) -> None:
-    """Families that are not there are named with the flag that brings them."""
-    (finding,) = found(page_of_engine(name))
-    assert finding.code == "SD211"
-    assert all(each in finding.text for each in missing)
-    assert finding.text.count("; ") == len(missing) - 1
 
 
 async def test_an_exporter(start: Start, tmp_path: Path) -> None:
@@ -102,11 +85,6 @@ def edited(pattern: str, text: str = "", name: str = "page_main") -> str:
     return changed
 
 
-def repeated(page: str) -> str:
-    """Return a page twice."""
-    return page + page
-
-
 def of_two_models(page: str) -> str:
     """Return a page with the series of an engine a second time, from another source."""
     lines = [line for line in page.splitlines() if line.startswith("vllm:")]
@@ -119,10 +97,9 @@ FAULTS: dict[str, list[Callable[[], str]]] = {
     "SD207": [
         lambda: edited(r"^(# .... )?vllm:.*\n"),
         lambda: edited(r"^(# .... )?vllm:num_requests_running.*\n"),
-        lambda: edited(r"^vllm:.*\n"),
         lambda: edited(r"^(# .... )?sglang:(?!scheduler|http).*\n", name="page_sglang"),
     ],
-    "SD208": [lambda: repeated(page_of_engine("page_spec"))],
+    "SD208": [lambda: 2 * page_of_engine("page_spec")],
     "SD209": [lambda: of_two_models(page_of_engine("page_spec"))],
     "SD212": [
         lambda: edited("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
@@ -158,11 +135,8 @@ def test_faults(code: str, page: Callable[[], str]) -> None:
     ("body", "status", "code"),
     [
         ("[]", 200, "SD204"),
-        ('[{"iter": 1}]', 200, "SD204"),
         ('{"detail": "Not Found"}', 404, "SD203"),
-        ("Internal Server Error", 500, "SD203"),
         ("denied", 401, "SD202"),
-        ("denied", 403, "SD202"),
         ("<!doctype html><title>Sign in</title>", 200, "SD205"),
         ("", 200, "SD205"),
     ],
@@ -181,11 +155,3 @@ async def test_no_answer(tmp_path: Path) -> None:
     """A server that does not run; a path that is neither a file nor an address is a usage error."""
     assert [code for code, _ in await command(f"http://127.0.0.1:{free_port()}")] == ["SD201"]
     one_line(sidestep("doctor", "--engine-page", tmp_path / "page.txt"), 2, "must be a URL")
-
-
-@pytest.mark.skipif(not SHARED.exists(), reason="the recordings are elsewhere")
-def test_more_recorded_pages() -> None:
-    """Pages of other runs and flags."""
-    pages = sorted(SHARED.glob("*/recordings/page*.txt"))
-    assert pages
-    assert {each.severity for page in pages for each in found(page.read_text())} == {"info"}

@@ -276,19 +276,13 @@ def test_our_own_boards_and_rules() -> None:
     [
         ("page_main", {"sglang", "triton"}),
         ("page_sglang", {"vllm", "triton"}),
-        (
-            "page_triton",
-            {"vllm", "sglang", "kv-cache", "latency", "tenants", "why"},
-        ),
+        ("page_triton", {"vllm", "sglang", "kv-cache", "latency", "tenants", "why"}),
     ],
 )
-@pytest.mark.parametrize("is_exporters", [False, True])
-def test_our_own_boards_on_a_page(
-    name: str, others: set[str], *, is_exporters: bool, tmp_path: Path
-) -> None:
+def test_our_own_boards_on_a_page(name: str, others: set[str], tmp_path: Path) -> None:
     """On a page of one engine, only the boards of other engines are named; a missing option is no fault."""
     page = gzip.decompress((DATA / f"{name}.txt.gz").read_bytes())
-    (tmp_path / "page.txt").write_bytes(page + b"sidestep_build_info 1\n" * is_exporters)
+    (tmp_path / "page.txt").write_bytes(page + b"sidestep_build_info 1\n")
     done = sidestep("doctor", "--json", *OWN, "--engine-page", tmp_path / "page.txt")
     found = {
         (each["code"], Path(each["subject"]).stem)

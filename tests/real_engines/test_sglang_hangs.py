@@ -57,11 +57,7 @@ TOKENIZER = "test/tiny/sglang/tokenizer/engine_type=unified"
 
 @dataclasses.dataclass(frozen=True)
 class SglangWedge(Wedge):
-    """A way for a server to hang.
-
-    Attributes:
-        engine: The engine that is stalled; the other one may be, too.
-    """
+    """A way for a server to hang."""
 
     core: ClassVar[str] = "sglang::scheduler"
     engine: str = SCHEDULER

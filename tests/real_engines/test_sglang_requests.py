@@ -35,11 +35,7 @@ PROMPTS = ("sidestep_tenant_prompt_tokens", "sidestep_tenant_cached_prompt_token
 
 
 class Scrapes:
-    """Scrapes of an exporter's page until the load ends; each is checked.
-
-    Attributes:
-        count: Pages with tenants that were checked.
-    """
+    """Scrapes of an exporter's page until the load ends; each is checked."""
 
     def __init__(self, exporter: ExporterProcess, *, may_replace: bool = False) -> None:
         self.count = 0

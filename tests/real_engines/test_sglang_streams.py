@@ -21,12 +21,12 @@ from real_engines.comparison import (
     value,
 )
 from real_engines.load import Ask, Client
-from real_engines.sglang_requests import post
 from real_engines.sglang_server import (
     STAND_INS,
     TWO_RANKS,
     TWO_RANKS_ENVIRON,
     Feeds,
+    post,
     sglang_environ,
 )
 from real_engines.sites import SglangSite

@@ -14,7 +14,7 @@ import pytest
 from exporters import until
 from real_engines.comparison import Found, Page, assert_nothing_refused, labels_of, parse, value
 from real_engines.processes import ExporterProcess
-from real_engines.triton_load import STREAMS, Ask, Client, statuses, succeeded
+from real_engines.triton_load import Ask, Client, succeeded
 from real_engines.triton_pages import FAILURE, SUCCESS, answered, settled, state
 from real_engines.triton_server import Place, TritonServer, exporter_of
 from triton_fields import documented_fields
@@ -78,45 +78,6 @@ async def started(
         for name, target in targets.items()
     }
     return {name: await exporter.started() for name, exporter in exporters.items()}
-
-
-async def test_its_own_page_and_its_statistics_have_the_load(
-    triton_python: Path, home: Path
-) -> None:
-    """The models behave as the other tests assume, and a server leaves nothing behind."""
-    place = Place.chosen(triton_python, home)
-    async with TritonServer(place) as server, Client(place) as client:
-        await server.started()
-        answers = await client.mixed()
-        page = parse(await server.page())
-        found = await server.statistics()
-        was_shared = server.shared()
-        ended = await server.end()
-        left = server.alive(), server.shared()
-
-    asked = statuses(answers)
-    assert asked["batched"] == {200: 33, 400: 1}
-    assert asked["cached"] == {200: 12, 404: 1}
-    assert asked["refusing"] == {200: 3, 500: 2}
-    assert asked["raising"] == {200: 2, 500: 2}
-    assert asked["queued"].keys() == {200, 503}
-    assert asked["chain"].keys() == {200, 503}
-    assert asked["nobody"] == {404: 1}
-    counted = {of: stats["inference_stats"] for of, stats in found.items()}
-    by_clients = succeeded(answers)
-    for of in (("cached", "1"), ("cached", "3"), ("raising", "1"), ("chain", "1")):
-        assert counted[of]["success"]["count"] == by_clients[of]
-    # To Triton, error responses are answers like any other.
-    assert counted["refusing", "1"]["success"]["count"] == 5
-    assert counted["streaming", "1"]["success"]["count"] == len(STREAMS)
-    assert counted["raising", "1"]["fail"]["count"] == 2
-    assert counted["cached", "1"]["cache_hit"]["count"] == 4
-    assert counted["cached", "3"]["cache_hit"]["count"] == 3
-    assert max(batch["batch_size"] for batch in found["batched", "1"]["batch_stats"]) == 8
-    assert value(page, FAILURE, model="queued", reason="REJECTED", **TAGS) > 0
-    assert was_shared
-    assert ended.code == 0
-    assert left == ([], [])
 
 
 async def test_counts_are_those_of_its_own_page(triton_python: Path, home: Path) -> None:
@@ -185,38 +146,19 @@ async def test_where_its_own_page_counts_nothing(triton_python: Path, home: Path
     assert value(outside, POLLS) == value(outside, POLLS, outcome="restricted")
 
 
-async def test_namespaces_and_no_page_of_its_own(triton_python: Path, home: Path) -> None:
-    """Statistics of named models are complete where Triton serves them only so, and has no page."""
+async def test_named_versions_are_polled_alone(triton_python: Path, home: Path) -> None:
+    """With namespaces, Triton serves statistics of named models only; one that it lacks is no error."""
     place = Place.chosen(triton_python, home)
     models = ["batched", "cached"]
     arguments = ["--model-namespacing=true", "--allow-metrics=false"]
-    async with contextlib.AsyncExitStack() as stack:
-        server = await stack.enter_async_context(TritonServer(place, models, arguments))
-        await server.started()
-        (exporter,) = (
-            await started(stack, home, {"http": f"{place.base},model=batched,model=cached"})
-        ).values()
-        client = await stack.enter_async_context(Client(place))
-        answers = await client.ask_all(Ask("batched", [1.0] * (1 + n % 2)) for n in range(40))
-        answers += await client.ask_in_turn(Ask("cached", version="1") for _ in range(3))
-        page, found = await settled(server, exporter, *models, native=False)
-
-    assert found == []
-    assert state(page) == "up"
-    assert answered(page) == succeeded(answers)
-
-
-async def test_a_version_is_polled_alone(triton_python: Path, home: Path) -> None:
-    """Only named versions are exposed; one that the server does not have is no error."""
-    place = Place.chosen(triton_python, home)
     names = "model=cached/3,model=cached/2,model=nobody/1,model=batched"
     async with contextlib.AsyncExitStack() as stack:
-        server = await stack.enter_async_context(TritonServer(place, ["batched", "cached"]))
+        server = await stack.enter_async_context(TritonServer(place, models, arguments))
         await server.started()
         (exporter,) = (await started(stack, home, {"http": f"{place.base},{names}"})).values()
         client = await stack.enter_async_context(Client(place))
         answers = await client.ask_in_turn(Ask("cached", version=version) for version in "1333")
-        answers += await client.ask_all(Ask("batched") for _ in range(5))
+        answers += await client.ask_all(Ask("batched", [1.0] * (1 + n % 2)) for n in range(40))
         expected = succeeded(answer for answer in answers if answer.ask.version != "1")
         page = Page()
 
@@ -226,9 +168,11 @@ async def test_a_version_is_polled_alone(triton_python: Path, home: Path) -> Non
             return answered(page) == expected
 
         await until(is_counted, 60, "the requests of named versions")
-        shown = {(labels["model"], labels["version"]) for labels in labels_of(page, SUCCESS)}
-        assert shown == {("batched", "1"), ("cached", "3")}
-        assert value(page, POLLS) == value(page, POLLS, outcome="ok")
+
+    shown = {(labels["model"], labels["version"]) for labels in labels_of(page, SUCCESS)}
+    assert shown == {("batched", "1"), ("cached", "3")}
+    assert value(page, POLLS) == value(page, POLLS, outcome="ok")
+    assert state(page) == "up"
 
 
 async def test_a_long_execution_counts_when_it_ends(triton_python: Path, home: Path) -> None:

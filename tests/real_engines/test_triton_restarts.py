@@ -30,11 +30,7 @@ and a busy machine can make it miss a check. A poll that delayed it would do so 
 
 
 class Run:
-    """An exporter that polls one server after the other, and the answers that clients got.
-
-    Attributes:
-        answers: The answers of all servers.
-    """
+    """An exporter that polls one server after the other, and the answers that clients got."""
 
     def __init__(self, target: str, home: Path, client: Client) -> None:
         self.target = target

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
-import json
 import shlex
 from pathlib import Path
 
@@ -13,13 +11,11 @@ import pytest
 from exporters import until
 from real_engines.comparison import (
     Page,
-    all_differences,
     assert_complete,
     assert_nothing_refused,
     count,
     engine_families,
     idle,
-    labels_of,
     parse,
     report,
     settled,
@@ -27,8 +23,8 @@ from real_engines.comparison import (
     total,
     value,
 )
-from real_engines.load import MAIN_ENVIRON, MAIN_FLAGS, Answer, Ask, Client, generated, reasons
-from real_engines.sites import BLOCKS, IDLE_ADAPTERS, TAP, VllmSite, without_streams
+from real_engines.load import MAIN_ENVIRON, MAIN_FLAGS, Ask, Client, generated, reasons
+from real_engines.sites import BLOCKS, TAP, VllmSite, without_streams
 from sidestep.engines.vllm.connector_rows import FRONT_END
 
 pytestmark = pytest.mark.engine
@@ -198,146 +194,42 @@ async def test_two_engines_with_two_api_servers_instead(vllm: VllmSite) -> None:
     assert_nothing_refused(ours)
 
 
-async def test_speculative_decoding(vllm: VllmSite) -> None:
-    """With drafts from n-grams the pages agree, and drafts were made."""
-    ngram = {
-        "method": "ngram",
-        "num_speculative_tokens": 3,
-        "prompt_lookup_max": 3,
-        "prompt_lookup_min": 1,
-    }
-    server = vllm.server([*MAIN_FLAGS, "--speculative-config", json.dumps(ngram)])
-    async with vllm.with_exporter(server) as exporter:
-        async with Client(server.base) as client:
-            answers = await client.mixed()
-        theirs, ours, found = await settled(server, exporter)
-        drafts = value(theirs, "vllm:spec_decode_num_drafts")
-        report("speculative", theirs, answers, drafts=drafts)
-
-    assert [] == found
-    assert drafts > 0
-    assert_nothing_refused(ours)
-
-
-async def test_lora_adapters_are_the_current_ones(
-    vllm: VllmSite, adapters: dict[str, Path]
-) -> None:
-    """Adapters are exposed while they run, one combination at a time; an idle engine has empty lists."""
-    flags = shlex.split(
-        "--enable-lora --max-loras 1 --max-lora-rank 8 --max-num-seqs 4 --max-num-queued-reqs 8"
-    )
-    modules = [f"{name}={path}" for name, path in adapters.items()]
-    server = vllm.server([*flags, "--lora-modules", *modules])
-    pages: list[Page] = []
-    async with vllm.with_exporter(server) as exporter:
-
-        async def both_exposed() -> bool:
-            page = parse(await exporter.page())
-            if labels_of(page, "sidestep_lora_requests"):
-                pages.append(page)
-            states = [
-                labels for page in pages for labels in labels_of(page, "sidestep_lora_requests")
-            ]
-            return adapters.keys() <= {labels["adapter"] for labels in states}
-
-        async with Client(server.base) as client:
-            asks = [Ask(client.text(40), 900, model=name) for name in list(adapters) * 8]
-            watching = asyncio.create_task(until(both_exposed, 60, "both adapters on the page"))
-            answers: list[Answer] = []
-            # An engine that has all cores may finish one before the exporter is scheduled.
-            while not watching.done() or not answers:
-                answers += await client.ask_all(asks)
-            await watching
-        theirs, ours, found = await settled(server, exporter, apart=["vllm:lora_requests_info"])
-        rejected = sum(answer.refused for answer in answers)
-        report("lora", theirs, answers, pages=len(pages))
-
-    assert [] == found
-    assert value(ours, "sidestep_max_running_requests") == 4
-    assert 0 < value(ours, "sidestep_shortest_step_seconds") < 1
-    for page in pages:
-        (combination,) = labels_of(page, "vllm:lora_requests_info")
-        assert combination["max_lora"] == "1"
-        running = filter(None, combination["running_lora_adapters"].split(","))
-        assert set(running) <= adapters.keys()
-        assert {"running", "waiting"} >= {
-            labels["state"] for labels in labels_of(page, "sidestep_lora_requests")
-        }
-    assert [IDLE_ADAPTERS] == labels_of(ours, "vllm:lora_requests_info")
-    assert IDLE_ADAPTERS in labels_of(theirs, "vllm:lora_requests_info")
-    assert labels_of(ours, "sidestep_lora_requests") == []
-    assert rejected == value(ours, "vllm:admission_rejections")
-    assert_nothing_refused(ours)
-
-
-@pytest.mark.parametrize("core", [False, True], ids=["front ends", "with tapped cores"])
-async def test_two_engines_with_two_api_servers(core: bool, vllm: VllmSite) -> None:
+async def test_two_engines_with_two_api_servers_and_tapped_cores(vllm: VllmSite) -> None:
     """Each engine's steps count once, and what two front ends count in parts is summed."""
     flags = shlex.split(
         "--data-parallel-size 2 --api-server-count 2 --num-gpu-blocks-override 200"
         " --shutdown-timeout 30"
     )
-    server = vllm.server([*flags, *(TAP if core else [])], command=True)
-    apart = [STEPS, *BLOCKS] if core else [STEPS]
+    server = vllm.server([*flags, *TAP], command=True)
     async with vllm.with_exporter(server) as exporter:
         # A connection is taken by either API server.
         async with Client(server.base) as client:
             answers = [
                 answer
                 for _ in range(2)
-                for answer in await client.mixed(leave=not core, stop_strings=not core)
+                for answer in await client.mixed(leave=False, stop_strings=False)
             ]
-        theirs, ours, found = await settled(server, exporter, apart=apart)
+        theirs, ours, found = await settled(server, exporter, apart=[STEPS, *BLOCKS])
         report(
-            "data parallel, core" if core else "data parallel",
+            "data parallel, core",
             ours,
             answers,
             streams=value(ours, "sidestep_streams"),
             ours={engine: count(ours, STEPS, engine=engine) for engine in "01"},
             native={engine: count(theirs, STEPS, engine=engine) for engine in "01"},
         )
-        code = await server.stop()
+        await server.stop()
         # A child may end some milliseconds after the process that waits for it.
         await until(lambda: not server.alive(), timeout=5.0, what="all processes have ended")
-        after = await without_streams(exporter)
+        await without_streams(exporter)
 
     assert [] == found
     assert [400] * 2 == [answer.status for answer in answers if answer.status != 200]
     assert_complete([answer for answer in answers if answer.status == 200])
-    assert value(ours, "sidestep_streams") == (4 if core else 2)
+    assert value(ours, "sidestep_streams") == 4
     assert_nothing_refused(ours)
     for engine in "01":
         assert 0 < count(ours, STEPS, engine=engine) <= count(theirs, STEPS, engine=engine)
         assert total(theirs, STEPS, engine=engine) == total(ours, STEPS, engine=engine)
-        if core:
-            timed = count(ours, "sidestep_iteration_duration_seconds", engine=engine)
-            assert count(ours, STEPS, engine=engine) <= timed
-            continue
-        source = {"engine": engine, "source": "local_compute"}
-        computed = value(ours, "vllm:prompt_tokens_by_source", **source)
-        made = value(ours, GENERATED, engine=engine)
-        assert made > 0
-        assert computed + made == total(ours, STEPS, engine=engine)
-        assert code == 0
-        assert value(after, "sidestep_engine_up", engine=engine) == 0
-
-
-async def test_an_engine_inside_a_program(vllm: VllmSite) -> None:
-    """AsyncLLM gets the class as an argument; after its end the page has all, and the engine is down."""
-    script = Path(__file__).with_name("asyncllm_program.py")
-    file = vllm.home / "page.txt"
-    environ = {"VLLM_PLUGINS": "none-by-entry-point"}
-    async with vllm.exporter() as exporter:
-        await exporter.started()
-        code, output = await vllm.run_program(script, file, environ=environ)
-        ours = await without_streams(exporter)
-
-    assert code == 0, output[-4000:]
-    theirs = parse(file.read_text())
-    report("in a program", theirs, [])
-
-    assert [] == list(all_differences(theirs, ours))
-    assert value(ours, GENERATED) == 8 * 30
-    assert value(ours, "vllm:request_success", finished_reason="length") == 8
-    assert value(ours, "sidestep_engine_up") == 0
-    assert_nothing_refused(ours)
+        timed = count(ours, "sidestep_iteration_duration_seconds", engine=engine)
+        assert count(ours, STEPS, engine=engine) <= timed

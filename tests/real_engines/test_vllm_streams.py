@@ -30,6 +30,20 @@ BLOCKS = 500
 REQUESTS = 1200
 
 
+def chosen() -> tuple[int, str, list[str]]:
+    """Return a port for events, a subscription to them and their replays, and vLLM's flags."""
+    port = free_ports(2)
+    publishing = {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        # At any other address vLLM connects instead of binding.
+        "endpoint": f"tcp://*:{port}",
+        "replay_endpoint": f"tcp://*:{port + 1}",
+    }
+    subscription = f"kv-events=tcp://127.0.0.1:{port},replay=tcp://127.0.0.1:{port + 1},model=tiny"
+    return port, subscription, ["--kv-events-config", json.dumps(publishing)]
+
+
 def published(events: Listener) -> dict[str, float]:
     """Return how many blocks were stored and removed, and stored although there was an equal one."""
     found = {"BlockStored": 0.0, "BlockRemoved": 0.0, "equal": 0.0}
@@ -50,16 +64,8 @@ def published(events: Listener) -> dict[str, float]:
 
 async def test_blocks_are_counted_across_a_killed_exporter(vllm: VllmSite) -> None:
     """Blocks stored and removed are counted once, though half of the messages met no exporter."""
-    port = free_ports(2)
-    publishing = {
-        "enable_kv_cache_events": True,
-        "publisher": "zmq",
-        # At any other address vLLM connects instead of binding.
-        "endpoint": f"tcp://*:{port}",
-        "replay_endpoint": f"tcp://*:{port + 1}",
-    }
-    arguments = ["--num-gpu-blocks-override", "96", "--kv-events-config", json.dumps(publishing)]
-    subscription = f"kv-events=tcp://127.0.0.1:{port},replay=tcp://127.0.0.1:{port + 1},model=tiny"
+    port, subscription, publishing = chosen()
+    arguments = ["--num-gpu-blocks-override", "96", *publishing]
     state = vllm.home / "state"
     state.mkdir()
     flags = ["--subscribe", subscription, "--state.dir", str(state), "--kv.sample-rate", "1"]
@@ -118,18 +124,11 @@ async def test_removals_predict_the_stores_of_a_larger_cache(vllm: VllmSite) -> 
 
 async def _run(vllm: VllmSite, blocks: int) -> Page:
     """Serve conversations with a cache of ``blocks``, and return the page once it is complete."""
-    port = free_ports(2)
-    publishing = {
-        "enable_kv_cache_events": True,
-        "publisher": "zmq",
-        "endpoint": f"tcp://*:{port}",
-        "replay_endpoint": f"tcp://*:{port + 1}",
-    }
+    port, subscription, publishing = chosen()
     arguments = [
         "--num-gpu-blocks-override", str(blocks + 1), "--max-num-seqs", "4",
-        "--max-num-batched-tokens", "2048", "--kv-events-config", json.dumps(publishing),
+        "--max-num-batched-tokens", "2048", *publishing,
     ]  # fmt: skip
-    subscription = f"kv-events=tcp://127.0.0.1:{port},replay=tcp://127.0.0.1:{port + 1},model=tiny"
     server = vllm.server(arguments, sends=False)
     async with (
         Listener(f"tcp://127.0.0.1:{port}") as events,

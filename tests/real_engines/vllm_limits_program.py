@@ -105,44 +105,16 @@ class Bench:
             yield self.step()
 
 
-def slots() -> Iterator[str]:
-    """More requests than the batch may have."""
-    bench = Bench(max_num_seqs=2)
-    bench.ask(6)
-    yield from bench.run()
-
-
-def tokens() -> Iterator[str]:
-    """Prompts that take several steps together."""
-    bench = Bench(max_num_seqs=64, max_num_batched_tokens=64)
-    bench.ask(10, prompt=60)
-    yield from bench.run()
-
-
-def kv_blocks() -> Iterator[str]:
-    """Blocks for a few requests, of which some are preempted."""
-    bench = Bench(blocks=12)
-    bench.ask(6, prompt=40, tokens=60)
-    yield from bench.run()
-
-
 def priorities() -> Iterator[str]:
-    """Likewise, with requests of two priorities."""
+    """Blocks for a few requests of two priorities, of which some are preempted."""
     bench = Bench(blocks=12, scheduling_policy="priority")
     bench.ask(3, prompt=40, tokens=60, priority=1)
     bench.ask(3, prompt=40, tokens=60)
     yield from bench.run()
 
 
-def lora() -> Iterator[str]:
-    """Three adapters, of which one fits."""
-    bench = Bench(enable_lora=True, max_loras=1, max_lora_rank=8)
-    bench.ask(6, adapters=3)
-    yield from bench.run()
-
-
 def lora_and_slots() -> Iterator[str]:
-    """Two fit, and two requests."""
+    """Two adapters fit, and two requests."""
     bench = Bench(enable_lora=True, max_loras=2, max_lora_rank=8, max_num_seqs=2)
     bench.ask(6, adapters=2)
     yield from bench.run()
@@ -176,11 +148,7 @@ def paused() -> Iterator[str]:
 
 
 CASES: tuple[Callable[[], Iterator[str]], ...] = (
-    slots,
-    tokens,
-    kv_blocks,
     priorities,
-    lora,
     lora_and_slots,
     grammar,
     paused,

@@ -80,7 +80,7 @@ class Commands:
             pipes[0].write(f"{json.dumps(order)}\n")
             pipes[0].flush()
             code = int(pipes[1].readline())
-            stdout, stderr = (file.read_text() for file in files)
+            stdout, stderr = (file.read_bytes().decode() for file in files)
         return code, stdout, stderr
 
     def _pipes(self) -> tuple[IO[str], IO[str]]:
@@ -119,9 +119,12 @@ async def serving(
     )  # fmt: skip
     assert process.stdout is not None
     try:
-        line = (await asyncio.wait_for(process.stdout.readline(), 30)).decode()
-        found = re.search(r"http://\S+/metrics|metrics on no page", line)
-        assert found, line
+        found, output = None, ""
+        while found is None:
+            line = (await asyncio.wait_for(process.stdout.readline(), 30)).decode()
+            output += line
+            assert line, f"the command has ended: {output}"
+            found = re.search(r"http://\S+/metrics|metrics on no page", line)
         yield process, found[0]
     finally:
         if process.returncode is None:

@@ -50,11 +50,7 @@ async def started(directory: Path, **flags: Any) -> AsyncIterator[Exporter]:
 async def until(
     condition: Callable[[], bool | Awaitable[bool]], timeout: float = 60.0, what: str = ""
 ) -> None:
-    """Wait until ``condition`` holds.
-
-    Raises:
-        AssertionError: It does not hold within ``timeout`` seconds; ``what`` names it.
-    """
+    """Wait until ``condition`` holds."""
     try:
         async with asyncio.timeout(timeout):
             while True:

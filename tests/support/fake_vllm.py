@@ -135,12 +135,7 @@ class Scheduler:
 
 
 class Core:
-    """The core's thread: it schedules, executes and updates while there are requests.
-
-    Attributes:
-        execute_model: Called between the first and the last.
-        steps: How often it has done so.
-    """
+    """The core's thread: it schedules, executes and updates while there are requests."""
 
     def __init__(self, scheduler: Any) -> None:
         self.scheduler = scheduler
@@ -379,11 +374,7 @@ class OutputProcessor:
 
 
 class AsyncLLM:
-    """A front end: the requests that it has accepted, and the stat loggers that it makes.
-
-    Attributes:
-        aborts: Names of requests that it has told its engines to abort.
-    """
+    """A front end: the requests that it has accepted, and the stat loggers that it makes."""
 
     def __init__(self, client: Any, engines: list[int], stat_logger: Any) -> None:
         self.log_stats = True

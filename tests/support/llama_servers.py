@@ -72,12 +72,7 @@ def page(process: int = 1, **values: float) -> bytes:
 
 
 class LlamaServer:
-    """A server whose answers a test sets.
-
-    Attributes:
-        answers: Whole responses, by path with query.
-        http: The server behind it.
-    """
+    """A server whose answers a test sets."""
 
     def __init__(self) -> None:
         self.answers: dict[str, bytes] = {"/props": props()}

@@ -141,12 +141,7 @@ def environ(
 
 
 def assert_known(container: Resource) -> None:
-    """Assert that all flags and variables of a container exist and have valid values.
-
-    Raises:
-        AssertionError: A variable is unknown: the command would ignore it.
-        ConfigError: A value is refused.
-    """
+    """Assert that all flags and variables of a container exist and have valid values."""
     given = {one["name"]: one.get("value", "") for one in container.get("env", ())}
     ours_there = {name for name in given if name.startswith("SIDESTEP_")}
     assert ours_there <= {setting.variable for setting in SETTINGS} | {SERVER_KEY, CLIENT_KEY}

@@ -11,14 +11,7 @@ FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 
 
 class Block(NamedTuple):
-    """A fenced block.
-
-    Attributes:
-        path: Document.
-        line: Line of its first line of code.
-        language: Text after the opening fence.
-        text: Code without the block's indentation.
-    """
+    """A fenced block."""
 
     path: Path
     line: int

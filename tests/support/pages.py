@@ -66,11 +66,7 @@ def differences(
 
 
 def comparable(family: Family) -> dict[tuple[str, Labels], float]:
-    """Return a family's samples without labels that carry nothing: empty ones, and ``pid``.
-
-    Raises:
-        AssertionError: Two samples differ in such labels only.
-    """
+    """Return a family's samples without labels that carry nothing: empty ones, and ``pid``."""
     found = {
         (name, tuple(pair for pair in labels if pair[1] and pair[0] != PROCESS)): value
         for (name, labels), value in family.samples.items()

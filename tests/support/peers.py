@@ -79,11 +79,7 @@ def _property(name: bytes, value: bytes) -> bytes:
 
 @contextlib.contextmanager
 def endless(path: Path, frame: bytes) -> Iterator[list[int]]:
-    """Send parts of a message that never ends, and connect again whenever cut off.
-
-    Yields:
-        The bytes sent so far, one number a connection.
-    """
+    """Send parts of a message that never ends, and connect again whenever cut off."""
     stop = threading.Event()
     sent: list[int] = []
 

@@ -17,12 +17,7 @@ LOAD = "load"
 
 
 class PolledEngines:
-    """Both servers, whose counts grow while ``serve`` runs.
-
-    Attributes:
-        llamacpp: Serves the recorded pages, again and again, each time as another process.
-        trtllm: Serves the constructed page, with made-up numbers.
-    """
+    """Both servers, whose counts grow while ``serve`` runs."""
 
     def __init__(self, llamacpp: LlamaServer, trtllm: Polled) -> None:
         self.llamacpp, self.trtllm = llamacpp, trtllm

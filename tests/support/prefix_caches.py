@@ -20,12 +20,7 @@ class Request(NamedTuple):
 
 
 class PrefixCache:
-    """A cache that evicts the blocks of no running request, those that were released first.
-
-    Attributes:
-        tokens: Tokens looked up so far.
-        found: Tokens found so far.
-    """
+    """A cache that evicts the blocks of no running request, those that were released first."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity

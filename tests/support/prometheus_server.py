@@ -28,8 +28,6 @@ BINARIES = {
 """Prometheus of Debian, and of a later Debian (``make tools``), by major version."""
 VERSIONS = [pytest.param("2", marks=pytest.mark.long), "3"]
 """Parameters of tests: ``make test`` runs the newest, ``make test-all`` both."""
-AGENT = {"2": "--enable-feature=agent", "3": "--agent"}
-"""Flag of agent mode."""
 PATIENCE = 60.0
 """Seconds to wait for a condition."""
 Samples = list[tuple[float, float]]
@@ -39,11 +37,6 @@ class Prometheus:
     """One Prometheus process, which keeps its port and directory when it is started again.
 
     Calls block: where exporters run in an event loop, call from a thread.
-
-    Args:
-        binary: Prometheus of any version.
-        config: Configuration file.
-        flags: Further flags, such as the storage path.
     """
 
     def __init__(self, binary: str, config: Path, *flags: str) -> None:
@@ -56,11 +49,7 @@ class Prometheus:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it and wait until it is ready.
-
-        Raises:
-            TimeoutError: It is not ready within ``PATIENCE`` seconds.
-        """
+        """Start it and wait until it is ready."""
         self._process = subprocess.Popen(self._command)
         self._wait(lambda: "Ready" in self.page("/-/ready"))
 
@@ -77,11 +66,7 @@ class Prometheus:
         return text
 
     def get(self, path: str, **params: object) -> Any:
-        """Fetch the data of an API answer.
-
-        Raises:
-            ValueError: Prometheus refused the request.
-        """
+        """Fetch the data of an API answer."""
         url = f"/api/v1/{path}?{urllib.parse.urlencode(params, doseq=True)}"
         try:
             return json.loads(self.page(url))["data"]

@@ -14,12 +14,7 @@ END = b"\xff" * 8
 
 @final
 class Publisher:
-    """An XPUB socket, and a ROUTER that replays past messages; a context manager.
-
-    Attributes:
-        kept: How many of the last messages can be replayed.
-        asked: First sequence number of each replay request.
-    """
+    """An XPUB socket, and a ROUTER that replays past messages; a context manager."""
 
     def __init__(self, endpoint: str, replay: str = "") -> None:
         self.endpoint, self.replay, self.kept = endpoint, replay, 10_000

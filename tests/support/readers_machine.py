@@ -94,11 +94,7 @@ class Machine:
         self._send(f"trap 'echo {FAILED}: $BASH_COMMAND' ERR")
 
     def run(self, text: str) -> str:
-        """Run commands and return their output, and that of background jobs.
-
-        Raises:
-            AssertionError: A command failed, or did not end.
-        """
+        """Run commands and return their output, and that of background jobs."""
         before = self._output.stat().st_size
         self._count += 1
         mark = f"{ENDED} {self._count}"
@@ -109,22 +105,14 @@ class Machine:
         return said
 
     def wait_for(self, text: str) -> None:
-        """Wait until the output of all commands contains ``text``.
-
-        Raises:
-            AssertionError: It does not.
-        """
+        """Wait until the output of all commands contains ``text``."""
         deadline = time.monotonic() + PATIENCE
         while text not in self._output.read_text():
             assert time.monotonic() < deadline, f"no {text!r} in {self._output.read_text()}"
             time.sleep(0.05)
 
     def until(self, command: str, lines: list[str]) -> None:
-        """Repeat a command until its output has these lines, in which ``...`` is any text.
-
-        Raises:
-            AssertionError: It has not.
-        """
+        """Repeat a command until its output has these lines, in which ``...`` is any text."""
         lines = list(map(self.changed, lines))
         wanted = [
             re.compile(re.escape(line).replace(r"\.\.\.", ".*"), re.MULTILINE) for line in lines

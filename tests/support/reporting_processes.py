@@ -17,12 +17,7 @@ PERIOD = 0.1
 
 
 class Process:
-    """A process with a stream of its own.
-
-    Attributes:
-        progress: What its heartbeats carry.
-        peer: Its connection.
-    """
+    """A process with a stream of its own."""
 
     def __init__(self, peer: Peer, incarnation: int) -> None:
         self.progress = [WORKING]

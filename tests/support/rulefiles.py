@@ -23,8 +23,6 @@ RUNBOOKS = ROOT / "docs" / "runbooks"
 TESTS = sorted((ROOT / "tests" / "rules").glob("*.yaml"))
 SUFFIX = re.compile(r"_(bucket|sum|count)$")
 NAME = re.compile(r"(?<![\w:])(?:vllm:|sglang:|llamacpp:|trtllm_|nv_|sidestep_)[a-z0-9_]+(?![\w:])")
-RECORDED = re.compile(r"(?<![\w:])[a-z_]+:[a-z0-9_]+:[a-z0-9_]+(?![\w:])")
-"""Names of recording rules: an engine's family has at most one colon."""
 MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
 
 
@@ -63,8 +61,6 @@ def alerts() -> list[dict[str, Any]]:
 RULES = [rule for path in RULE_FILES for rule in rules(path.name)]
 WORDS = [{*re.findall(r"[\w:]+", re.sub(r'"[^"]*"', "", rule["expr"]))} for rule in RULES]
 """Names of series, functions and labels in each rule."""
-WITHOUT_SERIES = {"absent", "absent_over_time", "time", "vector"}
-"""Functions that return a value where there is no series."""
 
 
 class PromtoolTest(NamedTuple):
@@ -94,21 +90,19 @@ def promtool_tests() -> list[PromtoolTest]:
 
 
 def rules_of(test: dict[str, Any]) -> list[int]:
-    """Return the places in ``RULES`` of the rules that a test of promtool can evaluate to anything.
-
-    These are the rules for which it has series, those that need none, and the alerts that it names.
-    """
-    names = {re.split(r"[{ ]", given["series"])[0] for given in test["input_series"]}
-    names |= WITHOUT_SERIES
-    named = {look["alertname"] for look in test.get("alert_rule_test", ())}
+    """Return the places in ``RULES`` of the rules on which the results of a test of promtool depend."""
+    looks = test.get("promql_expr_test", ())
+    asked = " ".join([look["expr"] for look in looks])
+    wanted = {*re.findall(r"[\w:]+", asked)}
+    wanted |= {look["alertname"] for look in test.get("alert_rule_test", ())}
     found: set[int] = set()
     before = -1
     while before < len(found):
         before = len(found)
         for place, rule in enumerate(RULES):
-            if not WORDS[place].isdisjoint(names) or rule.get("alert") in named:
+            if rule.get("record", rule.get("alert")) in wanted:
                 found.add(place)
-                names.add(rule.get("record", ""))
+                wanted |= WORDS[place]
     return sorted(found)
 
 
@@ -163,21 +157,3 @@ def label_lists(keyword: str, expr: str) -> list[set[str]]:
     """Return the labels of every ``keyword (...)`` in an expression: by, without, on or ignoring."""
     found = re.findall(rf"\b{keyword} \(([^)]*)\)", expr)
     return [set(re.findall(r"\w+", labels)) for labels in found]
-
-
-def divisors(expr: str) -> list[str]:
-    """Return the divisors in an expression, without their outer parentheses."""
-    bare = re.sub(r'"[^"]*"', lambda quoted: "_" * len(quoted[0]), expr)
-    found = []
-    for match in re.finditer(r"/\s*", bare):
-        rest = bare[match.end() :]
-        if not rest.startswith("("):
-            found.append(re.split(r"\s", rest, maxsplit=1)[0])
-            continue
-        depth = 0
-        for at, char in enumerate(rest):
-            depth += (char == "(") - (char == ")")
-            if not depth:
-                found.append(rest[1:at].strip())
-                break
-    return found

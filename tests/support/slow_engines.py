@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from random import Random
+from typing import Any
 
+from exporters import Start, until
 from schedulers import WALL
+from sidestep.app.exporter import Exporter
 from sidestep.protocol.iteration_stats import FINISH_REASONS
+from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.request_events import (
     LIMITS,
     Event,
@@ -22,6 +28,7 @@ from sidestep.protocol.request_events import (
     RequestEvents,
     Scheduled,
 )
+from sidestep_adapters.publisher.publisher import Publisher
 
 START = 1000.0
 LENGTH = FINISH_REASONS.index("length")
@@ -60,6 +67,31 @@ class Load:
     adapters: int = 0
     per_token: float = 0.00001
     stall: float = 0.0
+
+
+INFO = EngineInfo(
+    "e", "vllm", {"engine": "0", "model_name": "m"}, features=["engine_core", "request_events"]
+)
+
+
+@asynccontextmanager
+async def fed(start: Start, load: Load, **settings: Any) -> AsyncIterator[str]:
+    """Run an exporter that has the events of an engine; yield its address."""
+    async with start(**settings) as exporter, connected(exporter, load):
+        yield exporter.url.removesuffix("/metrics")
+
+
+@asynccontextmanager
+async def connected(
+    exporter: Exporter, load: Load, info: EngineInfo = INFO
+) -> AsyncIterator[Publisher]:
+    """Push the events of an engine, which is connected until the end of the block."""
+    publisher = Publisher(exporter.endpoints[0], info.id, [info], flush_interval=0.01)
+    for item in SlowEngine(load).items():
+        publisher.push(item)
+    await until(lambda: publisher.drained)
+    yield publisher
+    await asyncio.to_thread(publisher.close)
 
 
 @dataclasses.dataclass

@@ -40,13 +40,7 @@ def engine(number: int, **changes: Any) -> EngineRow:
 
 
 class Reports:
-    """A source of reports whose targets a test changes.
-
-    Attributes:
-        targets: What the next report consists of.
-        polls: Polls begun.
-        answering: Cleared: polls do not end.
-    """
+    """A source of reports whose targets a test changes."""
 
     def __init__(self, *rows: EngineRow) -> None:
         self.targets = [TargetReport(url=URL, engines=list(rows), age=0.0)]

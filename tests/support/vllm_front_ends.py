@@ -28,11 +28,7 @@ WALL, ENGINE = 1000.0, 64.0
 
 
 class Clock:
-    """The time of front ends.
-
-    Attributes:
-        now: Monotonic time, of the event loop and of the publisher's thread.
-    """
+    """The time of front ends."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.now = 100.0

@@ -96,14 +96,6 @@ async def test_first_screen() -> None:
         assert two.split()[:7] == ["pod-2", "--", "0", "--", "1.00k", "502", "--"]
 
 
-async def test_verdict_names_the_worst() -> None:
-    """The verdict and a sign beside the line name the worst engine."""
-    stalled = engine(2, state="stalled", stalled_seconds=42.0, reason="step")
-    async with view(Reports(engine(1), stalled)) as screen:
-        assert "■ engine pod-2 is stalled: no progress for 42 s (step)" in screen.text
-        assert any(line.startswith(">■ pod-2") for line in screen.lines)
-
-
 @pytest.mark.parametrize(
     ("width", "last"),
     [(40, "KV"), (60, "KV"), (80, "KV"), (100, "HITS"), (120, "PREEMPT"), (200, "LOAD")],
@@ -119,19 +111,6 @@ async def test_widths(width: int, last: str) -> None:
         assert len(lines) > 10
         assert {len(line) for line in lines} == {len(head)}
         assert all(len(line) <= width for line in screen.lines)
-
-
-async def test_resize() -> None:
-    """A terminal that becomes narrow and wide again shows the same columns as before."""
-    async with view(Reports(engine(1)), (120, 30)) as screen:
-        before = screen.table.columns
-        await screen.pilot.resize_terminal(40, 12)
-        await screen.pilot.pause()
-        assert screen.table.columns == ["engine", "state", "waiting", "out", "kv"]
-        assert "▁" not in screen.text.split("ENGINE")[0]
-        await screen.pilot.resize_terminal(120, 30)
-        await screen.pilot.pause()
-        assert screen.table.columns == before
 
 
 async def test_sort() -> None:
@@ -247,17 +226,6 @@ async def test_pause() -> None:
         assert "PAUSED" not in screen.lines[0]
 
 
-async def test_interval() -> None:
-    """Keys choose shorter and longer intervals, within limits."""
-    async with view(Reports(engine(1)), interval=1.0) as screen:
-        await screen.press("minus")
-        assert "every 2 s" in screen.lines[0]
-        await screen.press("plus", "plus", "plus")
-        assert "every 0.5 s" in screen.lines[0]
-        await screen.press(*["minus"] * 9)
-        assert "every 60 s" in screen.lines[0]
-
-
 async def test_slow_poll() -> None:
     """Keys work while targets do not answer, and the title says so."""
     source = Reports(engine(1), engine(2))
@@ -301,17 +269,6 @@ async def test_cursor_survives() -> None:
         assert "pod-0" in screen.chosen
 
 
-async def test_a_scrolled_table_stays() -> None:
-    """A table that was scrolled away from its cursor does not return to it with a poll."""
-    async with view(Reports(*map(engine, range(256)))) as screen:
-        screen.table.lines.scroll_to(y=100, animate=False, immediate=True)
-        await screen.poll()
-        assert screen.table.lines.scroll_offset.y == 100
-        assert "pod-100" in screen.engines
-        await screen.press("down")
-        assert "pod-1" in screen.chosen
-
-
 async def test_help() -> None:
     """The help explains keys and columns; keys that scroll do not close it, others do."""
     async with view(Reports(engine(1)), (80, 60)) as screen:
@@ -346,15 +303,6 @@ async def test_no_engines() -> None:
         assert "▲ no engine is connected" in screen.text
         await screen.press("down", "G", "enter", "s", "S", "pageup")
         assert "running --  waiting --" in screen.text
-
-
-@pytest.mark.parametrize("key", ["q", "ctrl+c"])
-async def test_quit(key: str) -> None:
-    """The view ends without an error."""
-    async with view(Reports(engine(1))) as screen:
-        await screen.press(key)
-        assert not screen.app.is_running
-        assert not screen.app.return_code
 
 
 async def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,15 +11,10 @@ from typing import Any
 import pytest
 
 from command_line import one_line, sidestep
-from exporters import Start, recorded_run, until
+from exporters import Start, recorded_run
 from ports import free_port
-from sidestep.protocol.messages import EngineInfo
-from sidestep_adapters.publisher.publisher import Publisher
-from slow_engines import Load, SlowEngine
+from slow_engines import Load, SlowEngine, fed
 
-INFO = EngineInfo(
-    "e", "vllm", {"engine": "0", "model_name": "m"}, features=["engine_core", "request_events"]
-)
 LOAD = Load(capacity=700, interval=0.15, output=80)
 """A small cache: requests wait, and are preempted."""
 
@@ -71,17 +66,11 @@ async def write(*arguments: object) -> None:
 async def test_the_trace_of_an_exporter(start: Start, tmp_path: Path) -> None:
     """It has every step and request with its parts, and an instant for each preemption."""
     path = tmp_path / "trace.json"
-    async with start() as exporter:
-        publisher = Publisher(exporter.endpoints[0], "s", [INFO], flush_interval=0.01)
-        events = [event for item in SlowEngine(LOAD).items() for event in item.events]
-        for item in SlowEngine(LOAD).items():
-            publisher.push(item)
-        await until(lambda: publisher.drained)
-        await write(exporter.url.removesuffix("/metrics"), "-o", path)
-        await asyncio.to_thread(publisher.close)
+    async with fed(start, LOAD) as url:
+        await write(url, "-o", path)
 
     found = checked(path)
-    kinds = [type(event).__name__ for event in events]
+    kinds = [type(event).__name__ for event in SlowEngine(LOAD).events()]
     steps = [event for event in found if event["tid"] == 1]
     assert len(steps) == kinds.count("Iteration")
     assert {step["args"]["limit"] for step in steps} >= {"none", "kv_blocks"}
@@ -100,7 +89,7 @@ async def test_the_trace_of_an_exporter(start: Start, tmp_path: Path) -> None:
     assert 1 < len(tracks) < LOAD.requests
 
 
-@pytest.mark.parametrize("run", ["core", "core_aborts", "core_lora", "core_dp"])
+@pytest.mark.parametrize("run", ["core_lora", "core_dp"])
 async def test_the_trace_of_a_recording(run: str, tmp_path: Path) -> None:
     """Recordings of real engines have steps and requests, of each rank."""
     path = tmp_path / "trace.json"
@@ -110,23 +99,6 @@ async def test_the_trace_of_a_recording(run: str, tmp_path: Path) -> None:
     found = checked(path)
     assert {event["pid"] for event in found} == ({1, 2} if run == "core_dp" else {1})
     assert {1, 10} <= {event["tid"] for event in found}
-
-
-async def test_the_trace_of_records(start: Start, tmp_path: Path) -> None:
-    """It has no steps, but each request with its phases."""
-    log, path = tmp_path / "requests.jsonl", tmp_path / "trace.json"
-    async with start(requests_log=str(log)) as exporter:
-        publisher = Publisher(exporter.endpoints[0], "s", [INFO], flush_interval=0.01)
-        for item in SlowEngine(LOAD).items():
-            publisher.push(item)
-        await until(lambda: publisher.drained)
-        await asyncio.to_thread(publisher.close)
-
-    await write(log, "-o", path)
-
-    names = [event["name"] for event in checked(path)]
-    assert names.count("decode") == LOAD.requests
-    assert {"front_end_in", "queue", "prefill", "queue.kv_blocks", "preempted"} <= {*names}
 
 
 @pytest.mark.parametrize(

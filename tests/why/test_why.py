@@ -6,10 +6,7 @@ import asyncio
 import json
 import tempfile
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import datetime, timedelta, timezone
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from command_line import one_line, sidestep
-from exporters import Start, recorded_run, until
+from exporters import Start, until
 from lookup_senders import serve
 from pages import get
 from ports import free_port
@@ -29,7 +26,6 @@ from sidestep.engines.sglang.wire import SglangRequest, SglangRequests
 from sidestep.engines.vllm.wire import SchedulerStats, VllmStep
 from sidestep.errors import ConfigError
 from sidestep.metrics.timeline import Timeline
-from sidestep.protocol.iteration_stats import FinishedRequestStats, IterationStats
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep_adapters.publisher.publisher import Publisher
@@ -40,11 +36,8 @@ from sidestep_tools.why.text import joined_line, report_lines, request_lines
 from sidestep_tools.why.timeline import EngineTimeline, Record
 from sidestep_tools.why.timeline import Timeline as Read
 from sidestep_tools.why.trace import trace
-from slow_engines import Load, SlowEngine
+from slow_engines import INFO, Load, connected, fed
 
-INFO = EngineInfo(
-    "e", "vllm", {"engine": "0", "model_name": "m"}, features=["engine_core", "request_events"]
-)
 SLOW = {
     "front_end_in": Load(front_end=1.0),
     "slots": Load(slots=2),
@@ -64,18 +57,6 @@ SETTINGS = {
     "interference": "--long-prefill-token-threshold",
     "stalled": "docs/health.md",
 }
-
-
-@asynccontextmanager
-async def fed(start: Start, load: Load, **settings: Any) -> AsyncIterator[str]:
-    """Run an exporter that has the events of an engine; yield its address."""
-    async with start(**settings) as exporter:
-        publisher = Publisher(exporter.endpoints[0], "s", [INFO], flush_interval=0.01)
-        for item in SlowEngine(load).items():
-            publisher.push(item)
-        await until(lambda: publisher.drained)
-        yield exporter.url.removesuffix("/metrics")
-        await asyncio.to_thread(publisher.close)
 
 
 async def why(*arguments: object) -> str:
@@ -196,17 +177,13 @@ async def test_both_parts_of_a_request(start: Start) -> None:
 
 async def test_twice_the_cache(start: Start) -> None:
     """Where the cache is full, it says what a larger one would hit, as the curve has it."""
-    async with start() as exporter:
-        publisher = Publisher(exporter.endpoints[0], "s", [INFO], flush_interval=0.01)
+    async with start() as exporter, connected(exporter, SLOW["kv_blocks"]) as publisher:
         await until(lambda: bool(publisher.lookup_key))
         await asyncio.to_thread(serve, publisher)
-        for item in SlowEngine(SLOW["kv_blocks"]).items():
-            publisher.push(item)
         await until(lambda: publisher.drained)
         url = exporter.url.removesuffix("/metrics")
         (curve,) = json.loads(await get(f"{url}/api/v1/kv/curve"))["engines"]
         text = await why(url)
-        await asyncio.to_thread(publisher.close)
 
     ratios = {point["capacity"]: point["hit_ratio"] for point in curve["curve"]}
     rise = 100 * (ratios[2.0] - ratios[1.0])
@@ -228,25 +205,14 @@ async def test_records_and_recordings_give_the_same_answer(start: Start, tmp_pat
     assert "req-7 " in await why("--from", log, "req-7")
 
 
-async def test_a_recording_of_a_real_engine() -> None:
-    """It has steps and requests; preemptions in a small cache are the cause that it names."""
-    (engine,) = json.loads(await why("--from", recorded_run("core"), "--json"))["engines"]
-
-    assert (engine["requests"], engine["steps"]) == (64, 876)
-    assert engine["causes"][0]["cause"] == "kv_blocks"
-    assert any("limits" in each for each in engine["unseen"])
-
-
 async def test_the_slowest_engine_comes_first(start: Start) -> None:
     """The others are one line; --engine selects one."""
     well = EngineInfo("w", "vllm", {"engine": "1", "model_name": "m"}, features=INFO.features)
-    async with start() as exporter:
-        for info, load in ((well, Load()), (INFO, SLOW["slots"])):
-            publisher = Publisher(exporter.endpoints[0], info.id, [info], flush_interval=0.01)
-            for item in SlowEngine(load).items():
-                publisher.push(item)
-            await until(partial(getattr, publisher, "drained"))
-            await asyncio.to_thread(publisher.close)
+    async with (
+        start() as exporter,
+        connected(exporter, Load(), well),
+        connected(exporter, SLOW["slots"]),
+    ):
         url = exporter.url.removesuffix("/metrics")
         both, one = await why(url), await why(url, "--engine", "1")
         unknown = await asyncio.to_thread(sidestep, "why", url, "--engine", "2")
@@ -277,29 +243,6 @@ async def test_a_full_engine_without_requests(start: Start) -> None:
     assert "\nkv_blocks: " in text
     assert "no request has ended" in text
     assert "by the tap (docs/vllm-core.md)" in text
-
-
-async def test_an_engine_that_preempts_without_requests(start: Start) -> None:
-    """Preemptions of the last minute are evidence enough that the KV cache is full."""
-    info = EngineInfo("p", "vllm", {"engine": "0", "model_name": "m"})
-    ended = [FinishedRequestStats(e2e_latency=0.25)]
-    async with start() as exporter:
-        publisher = Publisher(exporter.endpoints[0], "s", [info], flush_interval=0.01)
-        url = exporter.url.removesuffix("/metrics")
-
-        async def preempts() -> bool:
-            counts = IterationStats(num_preempted_reqs=5, finished_requests=ended)
-            publisher.push(VllmStep(0, time.monotonic(), time.time(), SchedulerStats(), counts))
-            (row,) = json.loads(await get(f"{url}/api/v1/live"))["engines"] or [{}]
-            return bool(row.get("preemptions"))
-
-        await until(preempts)
-        text = await why(url)
-        await asyncio.to_thread(publisher.close)
-
-    assert "\nkv_blocks: " in text
-    assert "preemptions in the last minute, in which " in text
-    assert "it sends no request events" in text
 
 
 async def test_an_sglang_tokenizer_has_its_schedulers_limits(start: Start) -> None:
@@ -338,17 +281,11 @@ async def test_an_sglang_tokenizer_has_its_schedulers_limits(start: Start) -> No
     assert "raise --max-running-requests" in text
 
 
-async def test_an_exporter_that_keeps_nothing(start: Start) -> None:
-    """Is one line, with the flag."""
+async def test_an_exporter_without_a_timeline_or_engines(start: Start) -> None:
+    """One line says so, with the flag."""
     async with start(web_disable_timeline="true") as exporter:
         url = exporter.url.removesuffix("/metrics")
-        done = await asyncio.to_thread(sidestep, "why", url)
-
-    one_line(done, 1, "--web.disable-timeline")
-
-
-async def test_an_exporter_without_engines(start: Start) -> None:
-    """Says that there is nothing yet."""
+        one_line(await asyncio.to_thread(sidestep, "why", url), 1, "--web.disable-timeline")
     async with start() as exporter:
         text = await why(exporter.url.removesuffix("/metrics"))
 

@@ -132,11 +132,7 @@ def no_alarm(states: Counter[str], what: str) -> bool:
 
 
 async def assert_shown(watch: HealthWatch, engine: str, reason: str, /, **labels: str) -> str:
-    """Assert that probes and metrics show that the engine with ``labels`` is stalled.
-
-    Returns:
-        Its stack, if any.
-    """
+    """Assert that probes and metrics show that the engine with ``labels`` is stalled."""
     status, body = await watch.get(f"/-/engines/{engine}")
     assert (503, "stalled", reason) == (status, body["state"], body["reason"])
     status, _ = await watch.get("/-/engines")

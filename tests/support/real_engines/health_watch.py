@@ -33,14 +33,7 @@ class Seen:
 
 
 class HealthWatch:
-    """A background task that polls ``/-/engines`` of an exporter.
-
-    Attributes:
-        exporter: The exporter, which a test may replace.
-        seen: All answers, one per engine and poll.
-        failed: Polls without an answer.
-        slowest: Seconds that the slowest answer took.
-    """
+    """A background task that polls ``/-/engines`` of an exporter."""
 
     def __init__(self, exporter: ExporterProcess) -> None:
         self.exporter = exporter

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+import aiohttp
 import msgspec
 import zmq
 import zmq.asyncio
@@ -199,3 +200,9 @@ def free_ports(count: int) -> int:
         except (OSError, OverflowError):
             continue
         return first
+
+
+async def post(url: str) -> None:
+    """Send an empty POST request, as control endpoints take it."""
+    async with aiohttp.ClientSession() as session, session.post(url) as answer:
+        answer.raise_for_status()

@@ -48,14 +48,7 @@ IDLE_ADAPTERS = {"max_lora": "1", "running_lora_adapters": "", "waiting_lora_ada
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """The interpreter and the model of an engine, and one test's folder and ingest endpoint.
-
-    Attributes:
-        name: Name of the engine.
-        generated: Family with the tokens that it has generated.
-        finished: Family with the requests that it has finished.
-        mode: Variable that says whether it counts beside or instead of its own metrics.
-    """
+    """The interpreter and the model of an engine, and one test's folder and ingest endpoint."""
 
     name: ClassVar[str]
     generated: ClassVar[str]

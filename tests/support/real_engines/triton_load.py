@@ -151,14 +151,6 @@ class Client:
             return response.status, json.loads(text) if text else {}
 
 
-def statuses(answers: Iterable[Answer]) -> dict[str, Counter[int]]:
-    """Count the answers of each model by status."""
-    found: dict[str, Counter[int]] = {}
-    for answer in answers:
-        found.setdefault(answer.ask.model, Counter())[answer.status] += 1
-    return found
-
-
 def succeeded(answers: Iterable[Answer]) -> Counter[tuple[str, str]]:
     """Count the answered requests of each model version, as their clients saw them."""
     return Counter(answer.of for answer in answers if answer.status == 200)

@@ -101,13 +101,7 @@ class Place:
 
 
 class TritonServer(Process):
-    """One process of the server at ``place``.
-
-    Args:
-        models: Models to load at the start; ``Client.load`` loads others.
-        arguments: Arguments after those of every server.
-        headers: Headers that a restricted API requires.
-    """
+    """One process of the server at ``place``."""
 
     def __init__(
         self,

@@ -26,11 +26,7 @@ class Absent(type):
 
 @functools.cache
 def absent(place: str, name: str) -> Absent:
-    """Return a class, which can be a decorator, a base or an annotation.
-
-    Raises:
-        AttributeError: The name is special; libraries probe for such names.
-    """
+    """Return a class, which can be a decorator, a base or an annotation."""
     if name.startswith("__"):
         raise AttributeError(name)
     return Absent(name, (), {"__module__": place})
