@@ -83,16 +83,6 @@ def test_heartbeats_are_due_earlier_while_progress_is_overdue(
     assert beat(sender, 3 * interval + HEARTBEAT - EARLIER) is None
 
 
-def test_progress_that_becomes_overdue_is_sent_at_once() -> None:
-    """If the last heartbeat is not more recent than the interval."""
-    sender = open_sender()
-    sender.report([late(step_age=1.9)])
-    assert beat(sender, 0.9) is None
-    sender.report([late(step_age=2.0)])
-
-    assert beat(sender, 0.9) is not None
-
-
 def test_the_longest_step_is_kept_until_a_heartbeat_carries_it() -> None:
     """And is carried once: each counts as a step of its own at the exporter."""
     sender = open_sender()
@@ -105,17 +95,6 @@ def test_the_longest_step_is_kept_until_a_heartbeat_carries_it() -> None:
     assert [(3.0, 30), (0.0, 0), (0.25, 2)] == [
         (each.progress[0].longest, each.progress[0].longest_tokens) for each in found if each
     ]
-
-
-def test_a_longest_time_with_tokens_goes_before_one_without() -> None:
-    """Otherwise a front end's prompts would seldom be heard of."""
-    sender = open_sender()
-    for longest, tokens in [(0.5, 5), (3.0, 0), (0.25, 9)]:
-        sender.report([Progress(0, longest=longest, longest_tokens=tokens)])
-
-    found = beat(sender, HEARTBEAT)
-    assert found is not None
-    assert (found.progress[0].longest, found.progress[0].longest_tokens) == (0.5, 5)
 
 
 def test_progress_is_kept_while_there_is_no_exporter() -> None:

@@ -9,9 +9,6 @@ from pathlib import Path
 
 import pytest
 import zmq
-from hypothesis import given
-from hypothesis import strategies as st
-from zmq.utils import z85
 
 from command_line import one_line, sidestep
 from key_ring import Ring
@@ -54,12 +51,6 @@ def test_keygen_never_overwrites_a_key(tmp_path: Path) -> None:
     secret.unlink()
     one_line(sidestep("keygen", "engine-0", "--out", tmp_path), 2, "keys are never overwritten")
     assert not secret.exists()
-
-
-@given(st.binary(min_size=32, max_size=32))
-def test_every_z85_key_is_valid(raw: bytes) -> None:
-    """A key may begin with any character of the alphabet."""
-    assert keys.is_key(z85.encode(raw).decode())
 
 
 @pytest.mark.parametrize(
@@ -154,27 +145,6 @@ def test_a_missing_directory_of_keys_is_a_configuration_error(tmp_path: Path) ->
     """The exporter does not start without it."""
     with pytest.raises(ConfigError, match="cannot read the directory"):
         AuthorizedKeys(tmp_path / "none")
-
-
-def test_a_name_belongs_to_the_first_key_that_uses_it() -> None:
-    """The key may be that of local peers; it owns names until it is released; a refused Hello claims none."""
-    owners = NameOwners()
-    owners.claim("a", "s", ["e1", "e2"])
-    owners.claim("a", "s", ["e1", "e2", "e3"])
-    for stream, engines in (("s", ["f"]), ("t", ["f", "e3"])):
-        with pytest.raises(WireError, match="belongs to another key"):
-            owners.claim("b", stream, engines)
-    with pytest.raises(WireError, match="belongs to another key"):
-        owners.claim(LOCAL, "local", ["e1"])
-    owners.claim("b", "t", ["f"])
-    owners.claim(LOCAL, "local", ["g"])
-    with pytest.raises(WireError, match="belongs to another key"):
-        owners.claim("a", "s", ["g"])
-
-    owners.release("a")
-    owners.claim("b", "s", ["e1", "e2", "e3"])
-    with pytest.raises(WireError, match="belongs to another key"):
-        owners.claim("a", "s", [])
 
 
 def test_a_key_may_feed_engines_that_match_its_patterns() -> None:
