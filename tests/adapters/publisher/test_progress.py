@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -19,7 +18,6 @@ from sidestep.protocol.progress import MAX_FRAMES, OVERDUE, Progress
 from sidestep_adapters.publisher.progress import (
     LATE,
     MAX_FRAME_CHARS,
-    STACK_INTERVAL,
     ProgressMeter,
     Reading,
     stack_of,
@@ -182,21 +180,6 @@ def test_a_stack_is_bounded() -> None:
     assert {len(frame) for frame in deep} == {MAX_FRAME_CHARS}
 
 
-def test_a_stack_is_sampled_while_progress_is_overdue(hanging: Hanging) -> None:
-    """A stack is kept for 5 s; with progress there is none."""
-    meter = Meter(hanging.ident)
-    open_step = {"unfinished": 1, "opened_at": START}
-    assert meter.after(OVERDUE - WAKE, **open_step).stack == []
-
-    first = meter.after(WAKE, **open_step).stack
-    assert named(first, "wait_for_the_worker")
-    assert meter.after(STACK_INTERVAL - WAKE, **open_step).stack is first
-    second = meter.after(WAKE, **open_step).stack
-    assert second is not first
-    assert second == first
-    assert meter.after(WAKE, unfinished=1, opened_at=meter.now).stack == []
-
-
 @pytest.mark.parametrize(("value", "has_stack"), [("off", False), ("on", True), ("", True)])
 def test_stacks_can_be_turned_off(
     hanging: Hanging, monkeypatch: pytest.MonkeyPatch, value: str, has_stack: bool
@@ -206,18 +189,6 @@ def test_stacks_can_be_turned_off(
 
     assert bool(Meter(hanging.ident).after(5.0, unfinished=1).stack) is has_stack
     assert not Meter(None).after(5.0, unfinished=1).stack
-
-
-def test_an_unknown_value_leaves_stacks_on(
-    hanging: Hanging, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The unknown value is logged."""
-    monkeypatch.setenv("SIDESTEP_STACKS", "no")
-    with caplog.at_level(logging.WARNING):
-        meter = Meter(hanging.ident)
-
-    assert meter.after(5.0, unfinished=1).stack
-    assert "SIDESTEP_STACKS=no: must be one of" in caplog.text
 
 
 def publisher(endpoint: str, progress: Any) -> Publisher:
@@ -283,13 +254,3 @@ def test_progress_that_cannot_be_measured_is_counted(tmp_path: Path) -> None:
 
     assert one.errors > 0
     assert exporter.beats[-1].heartbeat.errors == one.errors
-
-
-def test_a_publisher_without_progress_sends_none(tmp_path: Path) -> None:
-    """Its stream's heartbeats say nothing of its engines."""
-    with Heartbeats(f"ipc://{tmp_path}/ingest.ipc") as exporter:
-        one = publisher(exporter.endpoint, None)
-        exporter.wait(lambda: bool(exporter.beats))
-        one.close()
-
-    assert exporter.progress == []
