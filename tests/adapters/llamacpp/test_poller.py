@@ -150,17 +150,6 @@ async def test_a_sleeping_model_is_asked_for_nothing_that_wakes_it(start: Start)
         await until(lambda: state(exporter) in ("ok", "idle"))
 
 
-async def test_a_model_that_sleeps_at_the_start_stays_asleep(start: Start) -> None:
-    """An exporter that starts later does not ask for a page, which older builds would wake for."""
-    async with (
-        llama_server(props=props(is_sleeping=True), metrics=page()) as server,
-        start(engine=engine(server)) as exporter,
-    ):
-        await until(lambda: bool(exporter.registry.engines) and state(exporter) == "asleep")
-
-        assert set(server.asked) == {"/props"}
-
-
 async def test_slots_are_asked_only_while_requests_run(start: Start) -> None:
     """The tokens of requests in slots are the context in use; without requests it is 0."""
     slots = [
@@ -248,21 +237,6 @@ async def test_a_routers_models_are_engines(start: Start) -> None:
             assert samples(exporter, model_name="one")["llamacpp:prompt_tokens_total"] == 8
 
 
-async def test_a_model_of_a_router_that_fails_hides_no_other(start: Start) -> None:
-    """Between list and page a model may be unloaded; the poll reports the failure."""
-    query = "?model={}&autoload=false"
-    async with llama_server(
-        props=response(json.dumps({"role": "router"})), models=models(a="loaded", b="loaded")
-    ) as server:
-        for name in ("a", "b"):
-            server.answers[f"/props{query.format(name)}"] = props()
-        server.answers[f"/metrics{query.format('a')}"] = failure(400, "model is not loaded")
-        server.answers[f"/metrics{query.format('b')}"] = page(1, prompt_tokens_total=5)
-        async with start(engine=engine(server)) as exporter:
-            await until(lambda: polls(exporter, server, "http_400") > 1)
-            assert samples(exporter, model_name="b")["llamacpp:prompt_tokens_total"] == 5
-
-
 async def test_a_server_that_loads_its_model_is_starting(start: Start) -> None:
     """The poll has that outcome, and an engine that is known has that state."""
     loading = failure(503, "Loading model")
@@ -284,9 +258,7 @@ async def test_a_server_that_loads_its_model_is_starting(start: Start) -> None:
         (recorded(pages("plain", status=501)[0]), "no_metrics", "with --metrics"),
         (failure(404, "File Not Found"), "wrong_path", "with --api-prefix it ends with the prefix"),
         (recorded(pages("key", status=401)[0]), "http_401", "header.Authorization=Bearer @/FILE"),
-        (response("up 1\n", kind="text/plain"), "bad_answer", "is that of a llama-server"),
         (response("<html>", kind="text/html"), "bad_answer", "is that of a llama-server"),
-        (response("", kind="text/plain"), "bad_answer", "is that of a llama-server"),
     ],
 )
 async def test_a_failed_poll_says_what_to_do(
@@ -298,25 +270,6 @@ async def test_a_failed_poll_says_what_to_do(
 
     found = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert len([one for one in found if line in one and server.url in one]) == 1
-
-
-async def test_a_key_is_sent(start: Start) -> None:
-    """Every request has the header."""
-    async with (
-        llama_server(metrics=page(n_decode_total=1)) as server,
-        start(engine=engine(server, "header.Authorization=Bearer k3y")) as exporter,
-    ):
-        await polled_again(exporter, server)
-
-    assert all("Authorization: Bearer k3y" in head for head in server.http.heads)
-
-
-async def test_a_page_in_quotes_is_read(start: Start) -> None:
-    """Builds of November 2025 sent it as one string in JSON."""
-    quoted = response(json.dumps("# HELP x\nllamacpp:n_decode_total 3\n"))
-    async with llama_server(metrics=quoted) as server, start(engine=engine(server)) as exporter:
-        await polled_again(exporter, server)
-        assert samples(exporter)["llamacpp:n_decode_total"] == 3
 
 
 async def test_labels_can_be_set(start: Start) -> None:

@@ -21,29 +21,6 @@ def polled(interval: float = 1.0, *, answered: bool = True) -> PollState:
     return state
 
 
-def test_a_target_is_down_before_the_first_response() -> None:
-    """With the first response it is up at once."""
-    state = polled(answered=False)
-
-    assert [state.tick(now) for now in (0.5, 5.0, 100.0)] == ["down"] * 3
-    assert state.answered() == "up"
-
-
-def test_an_overdue_response_makes_it_stale() -> None:
-    """After 30 s without a response it is down; the next response makes it up."""
-    state = polled()
-
-    assert [state.tick(10.0 + late) for late in (0.0, 1.0, 1.1, 29.9)] == [
-        "up",
-        "up",
-        "stale",
-        "stale",
-    ]
-    assert state.tick(10.0 + GRACE) == "down"
-    assert state.answered() == "up"
-    assert state.tick(1000.0) == "up"
-
-
 def test_the_grace_period_counts_from_the_first_unanswered_request() -> None:
     """Further requests do not extend it."""
     state = polled()

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from intakes import Fed
 from recorded import read
 from sidestep.config.subscriptions import parse
-from sidestep.ingest.local_stream import MAX_FED, RankFeed
-from sidestep.metrics.exposed_engines import ENGINE_EXPIRES_SECONDS, GAUGES_EXPIRE_SECONDS
+from sidestep.ingest.local_stream import RankFeed
 from sidestep.protocol.block_events import MAX_CHANGES
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.stream import StreamState
@@ -140,21 +139,6 @@ def test_a_page_has_how_much_too_small_the_cache_was() -> None:
     assert stream.fed.rejected == {}
 
 
-def test_a_cleared_cache_holds_nothing() -> None:
-    """Its block lifetimes are not observed, since the blocks were not evicted."""
-    stream = Stream()
-    stream.broke(LATE)
-    stream.take(batch(1.0, stored(1, 2)))
-    assert stream.samples(RESIDENT) == {}
-
-    stream.take(batch(2.0, {"type": "AllBlocksCleared"}, stored(5)))
-    assert stream.sample(RESIDENT) == 1
-    assert stream.sample("sidestep_kv_cache_clears_total") == 1
-    stream.take(batch(3.0, {"type": "AllBlocksCleared", "medium": "DISK"}))
-    assert list(stream.samples(RESIDENT).values()) == [1, 0]
-    assert lifetimes(stream) == 0
-
-
 def test_a_loss_discards_block_lifetimes() -> None:
     """The cache's content is unknown until it is cleared or its publisher restarts."""
     stream = Stream()
@@ -176,18 +160,6 @@ def resident(stream: Stream) -> dict[str, float]:
     """Return the resident blocks by medium."""
     found = stream.samples(RESIDENT).items()
     return {labels.split('medium="')[1].split('"')[0]: count for labels, count in found}
-
-
-def test_a_missing_store_is_that_of_one_block() -> None:
-    """More blocks are removed than there were: other blocks and other media are known as before."""
-    stream = Stream()
-    stream.broke(WHOLE)
-    stream.take(batch(1.0, stored(1), stored(1, 2, medium="CPU")), batch(2.0, removed(1, 2)))
-    assert resident(stream) == {"GPU": 0, "CPU": 2}
-    assert stream.samples("sidestep_kv_cache_removed_blocks_total").popitem()[1] == 2
-
-    stream.take(batch(3.0, stored(*range(100))), batch(4.0, removed(200, 201, 5), removed(5)))
-    assert resident(stream) == {"GPU": 99, "CPU": 2}
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
@@ -325,58 +297,6 @@ def test_two_publishers_are_not_mixed(caplog: pytest.LogCaptureFixture) -> None:
     assert one.fed.rejected == {("engine_conflict",): 1}
 
 
-def test_a_publisher_has_few_ranks() -> None:
-    """A publisher with more ranks is rejected."""
-    stream = Stream()
-    stream.take(*[batch(1.0, stored(1), rank=rank) for rank in range(MAX_FED + 9)])
-
-    assert len(stream.fed.intake.registry.engines) == MAX_FED
-    assert stream.fed.rejected == {("over_limit",): 9}
-
-
-def test_an_engine_that_pushes_keeps_its_labels() -> None:
-    """The families of its streams have the same labels."""
-    stream = Stream("load=tcp://h:1,model=m")
-    stream.take(["LoadStat", 3, 1, 10, 100, 0])
-    labels = {"engine": "0", "model_name": "m"}
-    stream.fed.send_hello("s", [EngineInfo("pushed", "vllm", labels)])
-
-    page = stream.fed.page
-    assert 'sidestep_load_running_requests{engine="0",model_name="m"} 3' in page
-    assert 'vllm:generation_tokens_total{engine="0",model_name="m"} 0' in page
-    assert "origin" not in page
-    read = stream.fed.intake.metrics._readings["sidestep_engine_up"]()
-    assert dict(one for one in read if one is not None) == {
-        ("0", "m", ""): 1.0,
-        ("0", "m", "stream/m/0"): 1.0,
-    }
-
-
-def test_forward_passes_are_observed_and_idle_ones_are_not() -> None:
-    """The recording covers a whole load."""
-    stream = replayed("forward-pass", "sglang_forward_pass")
-
-    prefix = "sidestep_forward_pass_"
-    tokens = stream.samples(f"{prefix}tokens_total")
-    assert [3098, 2340] == list(tokens.values())
-    assert stream.sample(f"{prefix}prefill_kv_tokens_sum") == 5902
-    assert stream.sample(f"{prefix}prefill_requests_sum") == 60
-    assert stream.sample(f"{prefix}duration_seconds_count") == 296
-    assert stream.sample(f"{prefix}scheduled_decode_requests") == 0
-    assert stream.sample(f"{prefix}queued_prefill_requests") == 0
-
-
-def test_load_adds_up() -> None:
-    """The recording covers a whole load; a restarted publisher counts from 0."""
-    stream = replayed("load", "sglang_load_stat")
-
-    assert stream.sample("sidestep_load_prefill_uncached_tokens_total") == 3098
-    assert stream.sample("sidestep_load_max_kv_tokens") == 4096
-    stream.broke(Discontinuity(0, restarted=True, from_start=False))
-    stream.take(["LoadStat", 0, 0, 0, 0, 0, 0, 0, 0, 5000, 0])
-    assert stream.sample("sidestep_load_prefill_uncached_tokens_total") == 8098
-
-
 def test_sglangs_page_and_its_events_agree() -> None:
     """4084 tokens are in blocks of one; events before the recording are added."""
     messages = [message.payload for message in read("sglang_kv_events")]
@@ -417,23 +337,6 @@ def test_both_engines_have_the_same_families() -> None:
     assert (vllm.fed.rejected, sglang.fed.rejected) == ({}, {})
 
 
-def test_gauges_go_with_the_publisher() -> None:
-    """Counters stay longer; a message of the publisher restores all."""
-    stream = Stream("load=tcp://h:1")
-    stream.take(["LoadStat", 3, 1, 10, 100, 0, 0, 0, 0, 10, 0])
-    stream.fed.advance(GAUGES_EXPIRE_SECONDS + 1)
-    assert stream.samples("sidestep_load_running_requests") == {}
-    assert stream.sample("sidestep_load_prefill_uncached_tokens_total") == 0
-
-    stream.feed.mark_seen(stream.fed.now)
-    assert stream.sample("sidestep_load_running_requests") == 3
-    stream.fed.advance(ENGINE_EXPIRES_SECONDS + 2)
-    assert stream.fed.page == ""
-    stream.take(["LoadStat", 4, 1, 10, 100, 0, 0, 0, 0, 15, 0])
-    assert stream.sample("sidestep_load_running_requests") == 4
-    assert stream.sample("sidestep_load_prefill_uncached_tokens_total") == 5
-
-
 def test_a_snapshot_has_where_a_stream_stopped() -> None:
     """A snapshot has a stream's sequence number, cursor and totals; gauges return with the stream."""
     before = Stream("kv-events=tcp://h:1,model=m")
@@ -463,12 +366,3 @@ def test_a_sender_cannot_take_the_id_of_a_local_stream() -> None:
 
     assert stream.fed.intake.receiver.streams[name].state is StreamState.LOCAL
     assert "e" not in stream.fed.intake.registry.engines
-
-
-@pytest.mark.parametrize("label", ["medium", "le", "origin", "phase"])
-def test_labels_of_rows_are_rejected(label: str) -> None:
-    """The check precedes the first message."""
-    stream = Stream(f"kv-events=tcp://h:1,label.{label}=x")
-
-    with pytest.raises(Exception, match="bad_label"):
-        stream.feed.check()

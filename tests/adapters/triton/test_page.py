@@ -93,16 +93,6 @@ async def test_other_families_are_passed_through(start: Start) -> None:
     assert len(successes) == 7
 
 
-async def test_the_page_is_read_once_a_second_at_most(start: Start) -> None:
-    """Short intervals are for statistics, whose last counts would be lost."""
-    async with tritons("a") as server:
-        server.respond(PAGE, answer(b"x 1\n", kind="text/plain"))
-        async with start(triton=(flag(server),)):
-            await until(lambda: server.asked[STATS] >= 40 and server.asked[PAGE] > 0)
-
-    assert 2 * server.asked[PAGE] <= server.asked[STATS]
-
-
 async def test_failures_come_from_pages_or_from_statistics(start: Start) -> None:
     """One server with a page decides for all."""
     async with tritons("a") as one, tritons("b") as other:

@@ -11,7 +11,6 @@ from intakes import Fed, samples
 from sidestep.engines.vllm.wire import FrontEndLatencies
 from sidestep.protocol.iteration_stats import FINISH_REASONS
 from sidestep.protocol.request_events import (
-    Alive,
     Finished,
     Iteration,
     Output,
@@ -110,17 +109,6 @@ def test_an_abort_before_the_first_output(clock: Clock) -> None:
     assert finished([end]) == [(queued.request, ABORT, 0)]
 
 
-def test_outputs_after_the_client_has_left(clock: Clock) -> None:
-    """They are ignored as vLLM ignores them; the engine's step counts."""
-    front = started(clock, "a")
-    front.llm.abort("a")
-    front.receive(output("a", reason=FinishReason.ABORT), output("x", queued=1.0))
-
-    end, step = front.events()
-    assert finished([end]) == [(1, ABORT, 1)]
-    assert (step.outputs[0].requests, step.prompts) == ([], [])
-
-
 @pytest.mark.parametrize("streams", [False, True])
 def test_parallel_samples(clock: Clock, streams: bool) -> None:
     """They have their group, and each its reason: one has a stop string that its last token completes."""
@@ -136,29 +124,6 @@ def test_parallel_samples(clock: Clock, streams: bool) -> None:
     front.receive(*(output(f"{index}_r", reason=FinishReason.LENGTH) for index in range(2)))
     front.llm.abort("r")
     assert finished(front.events()) == [(1, STOP, 2), (2, LENGTH, 2), (3, ABORT, 1)]
-
-
-@pytest.mark.parametrize(
-    ("tokens", "reason", "expected", "aborts"),
-    [
-        (1, None, STOP, ["a"]),
-        (3, None, STOP, ["a"]),
-        (1, FinishReason.LENGTH, STOP, []),
-        (1, FinishReason.ERROR, STOP, []),
-    ],
-)
-def test_a_stop_string(
-    clock: Clock, tokens: int, reason: Any, expected: int, aborts: list[str]
-) -> None:
-    """The front end finds it, and ends the request with all tokens that the engine has made."""
-    front = started(clock)
-    front.add("a", stop_at=1)
-    front.receive(output("a", tokens, queued=1.0, reason=reason))
-
-    if reason is FinishReason.ERROR:
-        expected = ERROR
-    assert finished(front.events()) == [(1, expected, tokens)]
-    assert front.llm.aborts == aborts
 
 
 def session(
@@ -225,16 +190,6 @@ def test_a_session(clock: Clock, early: bool, short: bool, tapped: bool) -> None
     assert len(front.requests._requests) == len(front.requests.numbers) == 0
 
 
-def test_a_session_whose_user_sends_no_more(clock: Clock) -> None:
-    """It ends without an output if it has answered all."""
-    front = HookedFrontEnd(clock)
-    front.add("s", 5, resumable=True)
-    front.receive(output("s", reason=FinishReason.LENGTH, queued=1.0))
-    front.add("s", 0, resumable=False)
-
-    assert finished(front.events()) == [(1, STOP, 1)]
-
-
 def test_a_session_that_its_engine_ends(clock: Clock) -> None:
     """The front end tells the engine to abort it as well; the reason is the engine's."""
     front = HookedFrontEnd(clock)
@@ -243,43 +198,6 @@ def test_a_session_that_its_engine_ends(clock: Clock) -> None:
 
     assert front.llm.aborts == ["s"]
     assert finished(front.events()) == [(1, ERROR, 1)]
-
-
-def test_engines_have_their_own_items(clock: Clock) -> None:
-    """An idle engine's time goes on by its own clock."""
-    front = started(clock, "a", "b", engines=2)
-    front.receive(output("b"), engine=1, has_stats=False)
-    (item,) = front.items()
-    assert (item.engine, item.events[0].is_slice) == (1, True)
-    clock.now += 5.0
-
-    assert [(i.engine, i.stamp, i.events) for i in front.requests.periodic_items()] == [
-        (0, clock.engine, []),
-        (1, clock.engine, []),
-    ]
-    alive = front.requests.current_state()
-    assert [(i.engine, [e.request for e in i.events]) for i in alive] == [(0, [1]), (1, [2])]
-
-
-def test_the_state_has_only_what_was_sent(clock: Clock) -> None:
-    """A request is unknown to the exporter until its first output; an open step changes nothing."""
-    front = started(clock, "a", "b")
-    seen: list[Any] = []
-
-    def look() -> None:
-        front.items()
-        seen.extend(e.request for i in front.requests.current_state() for e in i.events)
-
-    front.add("new")
-    front.receive(
-        output("new", queued=1.0), output("a", reason=FinishReason.STOP), output("b"),
-        chunk=2, between=look,
-    )  # fmt: skip
-    assert seen == [2]
-    step = [event for event in front.events() if isinstance(event, Iteration)]
-    assert step[0].outputs[0].requests == [3, 1, 2]
-    (alive,) = front.requests.current_state()
-    assert alive.events[1] == Alive(3, clock.engine, 2, clock.wall, 7, max_tokens=50)
 
 
 def test_values_of_some_requests(clock: Clock) -> None:
@@ -344,42 +262,3 @@ def test_nothing_is_left_of_requests_whose_end_was_dropped(
     front.receive(output("new", queued=1.0))
     (queued, _step) = front.events()
     assert queued.arrival == clock.now - 1.0 + WALL
-
-
-def test_a_step_whose_end_was_dropped(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not continued by the next one, which may be another engine's."""
-    front = started(clock, "a", "b", engines=2)
-    front.add("new", engine=0)
-    limit = "sidestep_adapters.vllm.front_end_requests.MAX_RECORDS"
-    front.receive(
-        output("new", queued=1.0), output("a"),
-        chunk=1, between=lambda: monkeypatch.setattr(limit, -1),
-    )  # fmt: skip
-    monkeypatch.setattr(limit, 9)
-    assert front.items() == []
-
-    front.receive(output("b"), engine=1)
-    front.receive(output("new"), engine=0)
-    assert [(i.engine, i.events[0].outputs[0].requests) for i in front.items()] == [
-        (1, [2]),
-        (0, [3]),
-    ]
-    front.requests.clear()
-    assert (front.requests.items(), front.requests.current_state()) == ([], [])
-
-
-def test_a_request_whose_beginning_was_dropped(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It has no time in the queue if it is aborted before its first output."""
-    front = HookedFrontEnd(clock)
-    monkeypatch.setattr("sidestep_adapters.vllm.front_end_requests.MAX_RECORDS", -1)
-    front.add("a")
-    monkeypatch.setattr("sidestep_adapters.vllm.front_end_requests.MAX_RECORDS", 9)
-    front.items()
-    front.requests.numbers["lost"] = 9
-    front.requests.resync(front.hook.states)
-    assert front.requests.numbers == {"a": 1}
-    front.llm.abort("a")
-
-    assert finished(front.events()) == [(1, ABORT, 0)]

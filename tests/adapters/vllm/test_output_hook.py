@@ -21,7 +21,6 @@ from exporters import Start, until
 from fake_vllm import AsyncLLM, FinishReason, importable
 from pages import get
 from sidestep.metrics.trackers import Trackers
-from sidestep_adapters.publisher.drop_watch import DropWatch
 from vllm_front_ends import Client, Clock, HookedFrontEnd, output
 
 NOT_HOOKED = "sidestep: vLLM builds its statistics on the event loop: "
@@ -366,17 +365,6 @@ def test_a_publisher_that_has_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         serve(llm)
         assert len(logger._requests) == 0
         assert not llm.output_processor.request_states
-
-
-def test_dropping_that_goes_on() -> None:
-    """Requests are compared once it has ended, or else once a minute: none is kept for ever."""
-    publisher: Any = SimpleNamespace(dropped=0, connected=True)
-    watch = DropWatch(publisher)
-    found = []
-    for second in range(200):
-        publisher.dropped += second < 150
-        found.append(watch.have_ended())
-    assert [second for second, ended in enumerate(found) if ended] == [59, 119, 150]
 
 
 def test_a_forked_child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
