@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sidestep.engines.folding import ItemFolder
 from sidestep.errors import WireError
 from sidestep.protocol.claims import MAX_REPLICAS, Claims, Placement, numbered_id
-from sidestep.protocol.limits import MAX_LABEL_CHARS, VERSION
+from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import (
     CORE,
     FRONT_END,
@@ -242,12 +242,3 @@ def test_the_number_of_replicas_is_bounded() -> None:
 
     with pytest.raises(WireError, match="over_limit"):
         Claims(streams).place(HELLO, 0.0)
-
-
-def test_an_id_that_becomes_too_long_is_refused() -> None:
-    """It would break the limit of all that read it."""
-    name = "h" * MAX_LABEL_CHARS
-    before = stream(9.0, id=name)
-
-    with pytest.raises(WireError, match="over_limit"):
-        Claims({name: before}).place(Hello(VERSION, name, 2, 1, 1, []), 0.0)

@@ -276,14 +276,6 @@ def test_a_closed_stream_is_removed_for_a_new_one() -> None:
     assert codes(receiver.receive(b"p", late, 0.0).replies) == []
 
 
-def test_invalid_answers_are_ignored() -> None:
-    """The state of the sender does not change."""
-    one = sender()
-    one.receive(b"\xc1 nonsense", 0.0)
-
-    assert one.state is State.HANDSHAKE
-
-
 def busy(seconds: float, size: int) -> list[float]:
     """Return the times of Acks to a stream that sends ``size`` bytes 8 times a second."""
     receiver = Receiver(1)

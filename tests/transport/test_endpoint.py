@@ -150,19 +150,6 @@ def test_an_endpoint_beyond_loopback_requires_keys_or_a_flag(endpoint: str, loca
             IngestListener([endpoint])
 
 
-async def test_plain_tcp_is_logged_at_start(start: Start, caplog: pytest.LogCaptureFixture) -> None:
-    """The warning names the risk."""
-    flags = {"ingest_endpoint": ("tcp://0.0.0.0:*",), "ingest_allow_plain_tcp": True}
-    async with start(**flags) as exporter, connect(port(exporter)) as peer:
-        await peer.send_hello()
-    assert "from any host" in caplog.text
-
-
-def port(exporter: Exporter) -> str:
-    """Return a loopback endpoint of an exporter that is bound to all addresses."""
-    return f"tcp://127.0.0.1:{exporter.endpoints[0].rpartition(':')[2]}"
-
-
 def rebinds(exporter: Exporter, reason: str = "stolen") -> float:
     """Return how often the socket was bound again."""
     return exporter.metrics.value("sidestep_rebinds_total", reason)
@@ -228,9 +215,6 @@ async def test_a_path_that_another_exporter_uses_is_not_taken_back(
 NUMBERED = """
 import sys, zmq
 from sidestep.transport.listener import IngestListener
-from sidestep.telemetry.self_metrics import SelfMetrics
-from sidestep.transport.upkeep import PAUSE, RETRY, Upkeep
-from sidestep.transport.upkeep import Watchdog
 listener = IngestListener([sys.argv[1]])
 with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
     peer.linger = 0

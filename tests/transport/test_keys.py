@@ -85,13 +85,6 @@ def test_an_invalid_secret_key_is_a_configuration_error(
         keys.read_secret(path)
 
 
-def test_a_pipe_is_not_read_as_a_key(tmp_path: Path) -> None:
-    """Reading from it could block forever."""
-    os.mkfifo(tmp_path / "pipe", 0o600)
-    with pytest.raises(ConfigError, match="not a key of 40"):
-        keys.read_secret(tmp_path / "pipe")
-
-
 def test_a_secret_key_in_place_of_a_public_one_is_refused(ring: Ring) -> None:
     """A secret key in place of a public one is refused, because the configuration would expose it."""
     with pytest.raises(ConfigError, match="holds a secret key"):
@@ -147,15 +140,6 @@ def test_a_missing_directory_of_keys_is_a_configuration_error(tmp_path: Path) ->
         AuthorizedKeys(tmp_path / "none")
 
 
-def test_a_key_may_feed_engines_that_match_its_patterns() -> None:
-    """Every engine of a Hello must match; the comparison is case-sensitive."""
-    owners = NameOwners()
-    owners.claim("a", "s", ["prod/x/0", "test/1"], ["prod/*", "test/?"])
-    for engine in ("dev/x", "test/12", "Prod/x", "xprod/x"):
-        with pytest.raises(WireError, match=f"may not feed engine {engine}"):
-            owners.claim("a", "s", ["prod/x/0", engine], ["prod/*", "test/?"])
-
-
 def test_the_names_of_a_key_are_limited() -> None:
     """Further names of a key are refused; local peers may use more, but own no more."""
     for key in ("a", LOCAL):
@@ -169,16 +153,6 @@ def test_the_names_of_a_key_are_limited() -> None:
         else:
             owners.claim(key, "more", [])
         assert len(owners._streams) + len(owners._engines) == MAX_NAMES
-
-
-def test_keys_are_read_only_for_tcp() -> None:
-    """A path needs none, and without configured keys there are none."""
-    environ = {SERVER_KEY: "/none", CLIENT_KEY: "/none"}
-
-    assert keys_for("ipc:///x", environ) is None
-    assert keys_for("tcp://x:1", {}) is None
-    with pytest.raises(ConfigError):
-        keys_for("tcp://x:1", environ)
 
 
 def test_a_libzmq_without_curve_is_a_configuration_error(

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporters import Start, until
-from sidestep.transport.guard import LIMIT, PENALTY, Throttle
+from sidestep.transport.guard import LIMIT, Throttle
 from socket_peers import batch, connect, step, tokens
 
 
@@ -14,18 +14,6 @@ def full(throttle: Throttle, peer: bytes, now: float) -> None:
     """Send as many invalid messages as are tolerated."""
     for _ in range(LIMIT):
         assert not throttle.count_invalid(peer, now)
-
-
-def test_a_peer_over_the_limit_is_ignored_for_ten_seconds() -> None:
-    """Afterwards its count starts again."""
-    throttle = Throttle()
-    full(throttle, b"p", 0.0)
-    assert not throttle.ignores(b"p", 0.5)
-    assert throttle.count_invalid(b"p", 0.9)
-
-    assert throttle.ignores(b"p", 0.9 + PENALTY - 0.01)
-    assert not throttle.ignores(b"p", 0.9 + PENALTY)
-    full(throttle, b"p", 0.9 + PENALTY)
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.floats(0, 100)), max_size=300))

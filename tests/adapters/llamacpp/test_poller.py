@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import re
@@ -19,10 +18,9 @@ from llama_servers import (
     pages,
     props,
     recorded,
-    recording,
     response,
 )
-from pages import get, parse
+from pages import parse
 from sidestep.app.exporter import Exporter
 from sidestep.errors import ConfigError
 from sidestep.exposition.text_page import render
@@ -88,26 +86,6 @@ async def test_the_page_is_the_servers(name: str, start: Start) -> None:
     assert theirs(found[-1]["body"]) == pytest.approx(
         {name: value for name, value in ours.items() if name.startswith("llamacpp:")}, rel=1e-12
     )
-
-
-async def test_counters_are_the_clients_totals(start: Start) -> None:
-    """Tokens of the recorded load are those of the responses."""
-    totals = recording("load")["totals"]
-    async with (
-        llama_server(metrics=recorded(pages("load")[-1])) as server,
-        start(engine=engine(server), metrics_common=True) as exporter,
-    ):
-        await polled_again(exporter, server)
-        found = samples(exporter)
-
-    assert found["llamacpp:prompt_tokens_total"] == totals["timings.prompt_n"]
-    assert found["llamacpp:prompt_tokens_cached_total"] == totals["timings.cache_n"]
-    assert found["llamacpp:tokens_predicted_total"] == totals["timings.predicted_n"]
-    looked_up = found["sidestep_prefix_cache_looked_up_tokens_total"]
-    assert looked_up == totals["timings.prompt_n"] + totals["timings.cache_n"]
-    assert found["sidestep_prefix_cache_found_tokens_total"] == totals["timings.cache_n"]
-    assert found["sidestep_max_running_requests"] == 4
-    assert found["sidestep_requests_running"] == found["sidestep_requests_waiting"] == 0
 
 
 async def test_counters_continue_over_restarts(start: Start) -> None:
@@ -177,20 +155,6 @@ async def test_slots_are_asked_only_while_requests_run(start: Start) -> None:
     assert busy["sidestep_llamacpp_context_tokens"] == 512
     assert busy["sidestep_llamacpp_context_size_tokens"] == 4 * 2048
     assert busy["sidestep_kv_cache_usage_ratio"] == 512 / 8192
-
-
-async def test_a_server_without_slots_has_no_context_in_use(start: Start) -> None:
-    """It is asked once, and the rest of its page is exposed."""
-    no_slots = failure(501, "This server does not support slots endpoint.")
-    async with (
-        llama_server(metrics=page(requests_processing=1), slots=no_slots) as server,
-        start(engine=engine(server)) as exporter,
-    ):
-        await polled_again(exporter, server)
-        await polled_again(exporter, server)
-
-        assert server.asked.count("/slots") == 1
-        assert samples(exporter)["llamacpp:requests_processing"] == 1
 
 
 def model(name: str, status: str) -> dict[str, object]:
@@ -324,31 +288,6 @@ async def test_counters_survive_the_exporter(start: Start, tmp_path: object) -> 
         async with start(engine=engine(server), **flags) as exporter:
             await polled_again(exporter, server)
             assert samples(exporter)["llamacpp:n_decode_total"] == 10
-
-
-async def test_the_live_page_and_the_log_have_it(
-    start: Start, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Rates, requests, context and cache hits are there; latencies, which no page has, are not."""
-    counted = {"prompt_tokens_total": 9, "prompt_tokens_cached_total": 1, "n_decode_total": 4}
-    async with (
-        llama_server(metrics=page(1, **counted, tokens_predicted_total=4)) as server,
-        start(engine=engine(server), log_stats_interval="0.2") as exporter,
-    ):
-        await until(lambda: "llamacpp" in str(list(exporter.registry.engines)))
-        # Rates begin once the first page has been read.
-        number = 1
-        while "generation " not in caplog.text:
-            number += 1
-            more = {name: value * number for name, value in counted.items()}
-            server.answers["/metrics"] = page(1, **more, tokens_predicted_total=4 * number)
-            await asyncio.sleep(0.2)
-        live = await get(exporter.url.replace("/metrics", "/api/v1/live"))
-    line = next(each for each in caplog.messages if "generation" in each)
-
-    assert "prefix cache hits 10.0%" in line
-    assert "TTFT" not in line
-    assert '"dialect":"llamacpp"' in live.replace(" ", "")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from exporters import until
 from fronts import Authority
 from polled import Says, answer, head, page, polled, raw, stall
 from sidestep.config import scrape_targets as polls
@@ -50,14 +49,6 @@ async def cause(text: str) -> PollError:
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 300
     return error.value
-
-
-async def test_a_few_informational_responses_are_skipped() -> None:
-    """Of every request anew, over one connection."""
-    says = raw(b"HTTP/1.1 100 Continue\r\n\r\n" * 8, answer(BODY))
-    async with polled(says) as server, client(f"{server.url},keepalive=true") as made:
-        assert await fetch(made) == await fetch(made) == BODY
-    assert server.connections == 1
 
 
 async def endless(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -271,17 +262,3 @@ def test_files_are_checked_before_the_first_request(
 
     with pytest.raises(ConfigError, match=complaint):
         Client(polls.parse(f"https://h,{options.format(tmp_path)}")).check()
-
-
-async def test_a_cancelled_request_closes_its_connection() -> None:
-    """No task or socket remains."""
-    async with polled(stall()) as server, client(server.url) as made:
-        asking = asyncio.ensure_future(fetch(made))
-        while not server.heads:
-            await asyncio.sleep(0.005)
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        assert [task for task in others if "Client" in repr(task)] == []
-        await until(lambda: not server.busy)

@@ -159,19 +159,6 @@ def test_the_block_of_the_last_token_cannot_be_found() -> None:
     assert (ended.key_count, len(ended.sampled)) == (1, 1)
 
 
-@pytest.mark.parametrize(
-    ("capacity", "rate"),
-    [(4095, 1.0), (4096, 0.25), (29_000, 0.0625), (1_000_000, 0.01), (0, 0.01)],
-)
-def test_of_a_small_cache_more_is_sampled(capacity: int, rate: float) -> None:
-    """A hundredth of a few thousand blocks says nothing of them."""
-    events = maker(0.01, capacity=capacity)
-    events.looked_up(1, 1.0, chain(Random(1), [], 5), 100, 0)
-    (item,) = sent(events)
-
-    assert item.rate == pytest.approx(rate)
-
-
 def test_nothing_is_sent_that_nobody_wants() -> None:
     """Without the exporter's key, or with a sample rate of 0, there are no items."""
     for events in (maker(0.0), maker(1.0, b"")):

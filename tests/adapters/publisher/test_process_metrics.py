@@ -6,7 +6,6 @@ import contextlib
 import gc
 import multiprocessing
 import os
-import re
 import resource
 import threading
 import time
@@ -23,14 +22,12 @@ from prometheus_client.registry import CollectorRegistry
 from python_programs import run_python
 from sidestep.protocol.self_described import Family
 from sidestep_adapters.publisher.process_metrics import (
-    LISTING_CALLS,
     PREFIX,
     ProcessTap,
     WorkerTaps,
 )
 
 Values = dict[tuple[str, ...], float]
-KERNEL = tuple(int(number) for number in re.findall(r"\d+", os.uname().release)[:2])
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no procfs here")
 
 
@@ -72,18 +69,6 @@ def test_every_family_of_prometheus_client_has_a_counterpart() -> None:
     ours = {family.name.removeprefix(PREFIX) for family in ProcessTap("p").families()}
 
     assert ours == theirs | {"threads"}
-
-
-def test_the_interpreter_is_that_of_prometheus_client() -> None:
-    """All labels are equal, beside the process."""
-    registry = CollectorRegistry()
-    PlatformCollector(registry=registry)
-    (theirs,) = [sample for metric in registry.collect() for sample in metric.samples]
-    (family,) = [f for f in ProcessTap("p").families() if f.name == f"{PREFIX}python_info"]
-    (sample,) = family.samples
-
-    assert {**theirs.labels, "process": "p"} == dict(zip(family.labels, sample.labels, strict=True))
-    assert sample.value == theirs.value == 1
 
 
 def test_cpu_time_adds_up_to_the_processes() -> None:
@@ -139,61 +124,6 @@ def test_without_procfs_other_families_remain(tmp_path: Path) -> None:
         "gc_uncollectable_total",
         "python_info",
     }
-
-
-@pytest.mark.parametrize("content", [b"1 (x) S", b"1 (x) " + b"y " * 50], ids=str)
-def test_an_unreadable_stat_file_is_ignored(content: bytes, tmp_path: Path) -> None:
-    """The publisher thread gets no exception."""
-    (tmp_path / "stat").write_bytes(content)
-
-    assert ("threads",) not in values(ProcessTap("p", proc=str(tmp_path)).families())
-
-
-def test_the_programs_name_may_look_like_fields(tmp_path: Path) -> None:
-    """Parentheses, spaces and numbers in the name shift no field."""
-    real = Path("/proc/self/stat").read_bytes().rpartition(b")")[2]
-    (tmp_path / "stat").write_bytes(b"1 (a) S 1 2 (3" + b") " + real)
-    tap = ProcessTap("p", proc=str(tmp_path))
-
-    assert value(tap, "threads") == value(ProcessTap("p"), "threads")
-
-
-def test_descriptors_are_rarely_listed_where_the_kernel_does_not_count_them(tmp_path: Path) -> None:
-    """A size that a listing contradicts, as before Linux 6.2, is never used."""
-    (tmp_path / "fd").mkdir()
-    names = [tmp_path / "fd" / str(number) for number in range(9)]
-    for name in names[:5]:
-        name.touch()
-    tap = ProcessTap("p", proc=str(tmp_path))
-    seen = [value(tap, "open_fds")]
-    for name in names[5:]:
-        name.touch()
-    seen += [value(tap, "open_fds") for _ in range(LISTING_CALLS)]
-
-    # One entry less than there are: the listing's own.
-    assert seen == [4.0] * LISTING_CALLS + [8.0]
-
-
-@pytest.mark.skipif(KERNEL < (6, 2), reason="this kernel does not count descriptors")
-def test_without_a_free_descriptor_they_are_still_counted() -> None:
-    """The number matters most at the limit."""
-    tap = ProcessTap("p")
-    value(tap, "open_fds")
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
-    opened = []
-    try:
-        with contextlib.suppress(OSError):
-            while True:
-                opened.append(os.open(os.devnull, os.O_RDONLY))
-        found = values(tap.families())
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        for descriptor in opened:
-            os.close(descriptor)
-
-    assert found["open_fds",] == found["max_fds",]
-    assert ("threads",) not in found
 
 
 FORK = """

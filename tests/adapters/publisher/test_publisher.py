@@ -17,7 +17,6 @@ from publishers_of_one import ENGINE, publisher, step
 from python_programs import run_python
 from sidestep.app.exporter import Exporter
 from sidestep.metrics.computed_gauges import scalar
-from sidestep.protocol.messages import EngineInfo
 from sidestep_adapters.publisher import publisher as push
 from sidestep_adapters.publisher.publisher import FLUSH_INTERVAL, Publisher
 from sidestep_adapters.publisher.queue import (
@@ -186,22 +185,6 @@ async def test_an_item_that_cannot_be_encoded_drops_only_itself(start: Start) ->
         await asyncio.to_thread(one.close)
 
         assert one.errors == 1
-
-
-async def test_a_new_description_keeps_the_counters(start: Start) -> None:
-    """The Hello is sent again; the engine's info changes, its totals continue."""
-    async with start() as exporter:
-        one = publisher(exporter.endpoints[0])
-        one.push(step())
-        await until(lambda: generated(exporter) == 1)
-        info = {"cache_config": {"block_size": "16"}}
-        one.describe([EngineInfo("e", "vllm", ENGINE.labels, info)])
-        one.push(step())
-        await until(lambda: generated(exporter) == 2)
-        await until(lambda: exporter.registry.engines["e"].info == info)
-        await asyncio.to_thread(one.close)
-
-        assert exporter.metrics.value("sidestep_duplicates_total") == 0
 
 
 FORK = """

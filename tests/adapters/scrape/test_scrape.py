@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import shutil
-import ssl
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from exporters import MAIN_RUN, SPEC_RUN, Start, page_of_engine, until
-from fronts import Authority
 from pages import get
 from polled import Polled, Says, head, page, polled, raw, stall
 from scraped import openmetrics_samples, samples
@@ -28,7 +24,6 @@ from sidestep_adapters.scrape import poller
 
 VLLM = Path(__file__).parents[3] / "docs" / "vllm.md"
 TRITON = page_of_engine("page_triton")
-PROMTOOL = shutil.which("promtool")
 FAST = "interval=0.05"
 
 
@@ -93,34 +88,6 @@ async def test_a_scraped_page_is_on_the_exporters(start: Start) -> None:
     assert float(found["sidestep_scrape_poll_duration_seconds"]) > 0
     assert "sidestep_scrape_left_out_samples" not in found
     assert state(text) == "up"
-
-
-@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (apt: prometheus)")
-async def test_promtool_reads_the_whole_page(start: Start) -> None:
-    """Two targets have the same series, one has invalid ones, and an engine pushes."""
-    invalid = (
-        '# TYPE nv_cpu_utilization counter\nnv_cpu_utilization 1\nno line\nvllm:x{a="\\q"} 1\n'
-    )
-    invalid += "# TYPE vllm:e2e_request_latency_seconds_count gauge\nvllm:e2e_request_latency_seconds_count 1\n"
-    async with polled(page(TRITON)) as server, polled(page(invalid)) as invalid_server:
-        targets = (server.url, f"{server.url}?b,label.pod=b", invalid_server.url)
-        async with start(scrape=targets) as exporter:
-            player = Replay(SPEC_RUN, exporter.endpoints[0], realtime=False, namespace="test")
-            await asyncio.to_thread(player.run)
-            await until(lambda: number(exporter, "ok", invalid_server) > 0)
-            text = await scraped(exporter, server)
-    done = subprocess.run(  # noqa: ASYNC221 - nothing else is to happen meanwhile
-        [str(PROMTOOL), "check", "metrics"], input=text, capture_output=True, text=True, check=False
-    )
-
-    assert "error while" not in done.stdout + done.stderr
-    assert 'pod="b"' in text
-    left_out = {
-        dict(labels)["reason"]: value
-        for (name, labels, _), value in samples(text).items()
-        if name == "sidestep_scrape_left_out_samples" and ("target", invalid_server.url) in labels
-    }
-    assert left_out == {"bad_line": "2.0", "other_target": "1.0", "ours": "1.0"}
 
 
 async def test_an_engines_families_come_from_the_engine(start: Start) -> None:
@@ -302,27 +269,6 @@ async def test_a_slow_target_is_stale_before_it_is_hidden(
         assert state(text) == "down"
         assert "nv_" not in text
         assert (number(exporter, "slow", server) > 0) == (timeout < 1)
-
-
-async def test_over_tls_with_a_secret(start: Start, tmp_path: Path) -> None:
-    """A target is scraped with a private CA, a client certificate and a token."""
-    authority = Authority(tmp_path)
-    authority.ca.issue_cert("client").private_key_and_cert_chain_pem.write_to_path(
-        tmp_path / "client.pem"
-    )
-    (tmp_path / "token").write_text("s3cret\n")
-    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(authority.file))
-    tls.verify_mode = ssl.CERT_REQUIRED
-    authority.ca.issue_cert("127.0.0.1").configure_cert(tls)
-    async with polled(page(TRITON), tls) as server:
-        options = f"ca={authority.file},cert={tmp_path}/client.pem"
-        target = f"{server.url},{options},header.Authorization=Bearer @{tmp_path}/token"
-        async with start(scrape=(target,)) as exporter:
-            text = await scraped(exporter, server)
-
-    assert samples(triton(text)) == samples(TRITON)
-    assert "Authorization: Bearer s3cret\r\n" in server.heads[0]
-    assert "s3cret" not in text
 
 
 async def test_memory_is_released_when_short(start: Start) -> None:

@@ -210,16 +210,3 @@ def test_a_call_that_the_engines_object_rejects_is_not_recorded(bench: Bench) ->
 
     assert bench.samples() == []
     assert bench.failures == []
-
-
-def test_beside_labelless_families_count_in_both(bench: Bench) -> None:
-    """SGLang updates such families without looking up a child."""
-    registry = CollectorRegistry()
-    native = Gauge("y", "Theirs.", registry=registry)
-    stub = bench.stub("gauge", (), native=native, beside=True)
-    stub.inc(3)
-    stub.dec()
-    stub.inc(0.5)
-
-    assert native._value.get() == 2.5
-    assert bench.samples() == [Sample([], 2.5)]

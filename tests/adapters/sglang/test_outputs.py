@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import pickle
 import sys
@@ -421,29 +420,6 @@ def test_tokens_go_on_after_an_error(undone: Any, caplog: pytest.LogCaptureFixtu
     assert (strange.last_decode_finish_time, strange.decode_ct) == (7.0, 2)
     assert SchedulerReqTimeStats.set_last_decode_finish_time is undone
     assert "SGLang's own functions note the time of each token from now on" in line
-
-
-def _observes(self: Any, _: float) -> None:
-    self.metrics_collector.observe_per_stage_req_latency("decode", 1.0)
-
-
-def _notes_more(self: Any, ts: float) -> None:
-    self.last_decode_finish_time = self.prefill_finished_time = ts
-
-
-_is_wrapped = functools.wraps(_notes_more)(lambda *_: None)
-
-
-@pytest.mark.parametrize("other", [_observes, _notes_more, _is_wrapped])
-def test_a_release_that_does_more_with_a_token_keeps_its_function(
-    other: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither a metric nor another attribute is lost."""
-    monkeypatch.setattr(SchedulerReqTimeStats, "set_last_decode_finish_time", other)
-    with pytest.raises((AttributeError, TypeError, ValueError)):
-        replace_decode()
-
-    assert SchedulerReqTimeStats.set_last_decode_finish_time is other
 
 
 def test_a_release_that_sends_other_times_has_no_hooks(

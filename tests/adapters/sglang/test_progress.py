@@ -307,35 +307,6 @@ def test_a_tokenizer_that_gets_no_answer() -> None:
     assert answered.steps > asked.steps
 
 
-def test_requests_that_a_tokenizer_holds_back() -> None:
-    """The engine owes nothing while requests wait for a pause to end, or for new weights."""
-    manager, clock = accepting()
-    manager.rid_to_state = {"a": state(dispatched=False)}
-    held = clock.after(30)
-    manager.rid_to_state["a"].dispatched = True
-    sent = clock.after(3)
-    manager.is_pause = True
-    paused = clock.after()
-
-    assert (held.unfinished, held.step_age) == (0, None)
-    assert sent.step_age == pytest.approx(3 - WAKE)
-    assert (paused.condition, paused.step_age) == (PAUSED, None)
-
-
-def test_a_tokenizer_without_any_answer_is_starting() -> None:
-    """Its first request is that of the warm-up, as long as SGLang waits for it."""
-    manager = Manager()
-    clock = Clock(TokenizerProgress(manager, 1))
-    before = clock.after()
-    manager.rid_to_state = {"a": state()}
-    warming, late = clock.after(300), clock.after(WARM_UP)
-    manager.last_receive_tstamp += 1
-    first = clock.after()
-
-    assert first.longest == 0
-    assert (before.condition, warming.condition, late.condition) == ("", STARTING, "")
-
-
 def without(owner: Any, name: str) -> Any:
     """Return an object without one of its attributes."""
     delattr(owner, name)

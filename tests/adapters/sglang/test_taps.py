@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import Counter, Gauge, Histogram
 
 from collectors import (
     RANK,
@@ -23,10 +23,8 @@ from collectors import (
     Shown,
     TokenizerMetricsCollector,
     same,
-    seen,
 )
 from python_programs import run_python
-from sidestep.catalog.buckets import DEFAULTS
 from sidestep.protocol.self_described import Samples
 from sidestep_adapters.sglang import plugin as sglang_plugin
 from sidestep_adapters.sglang import taps as sglang_taps
@@ -181,25 +179,6 @@ def test_a_report_sets_the_time_of_the_last_one() -> None:
     assert scheduler.last_log_time > 0
 
 
-def test_labels_by_request_are_the_childrens_own(process: Process) -> None:
-    """Labels that a request fills in, such as a priority, are not the engine's."""
-    labels = {**TOKENIZER, "priority": "", "tenant": ""}
-    plain = TokenizerMetricsCollector(labels)
-    tokenizer = tapped(TokenizerMetricsCollector, "tokenizer", labels)
-    for collector in (plain, tokenizer):
-        for priority, tenant in (("", ""), ("3", "a"), ("3", "b")):
-            asked = {**labels, "priority": priority, "tenant": tenant}
-            collector.observe_inter_token_latency(asked, 0.3, 3)
-            collector.observe_time_to_first_token(asked, 0.2, stream=True)
-    (info,) = process._infos
-
-    assert info.labels == TOKENIZER
-    same(
-        {name: family for name, family in plain.page.items() if "_seconds" in name},
-        {name: family for name, family in Shown(process).page.items() if "_seconds" in name},
-    )
-
-
 def test_only_configured_bounds_are_sent(process: Process) -> None:
     """The exporter has the defaults; the buckets equal SGLang's."""
     bounds = {"sglang:inter_token_latency_seconds": [0.5, 1.0, 2.0]}
@@ -258,13 +237,6 @@ def test_collectors_of_equal_labels_are_one_engine(process: Process) -> None:
         f"pod/m/sglang/storage/{labels.format(1)}",
     ]
     assert process._infos[0].labels == {**RANKED, "dp_rank": "0"}
-
-
-def test_options_are_features(process: Process) -> None:
-    """Attributes of the collector become features of the engine."""
-    tapped(SchedulerMetricsCollector, "scheduler", enable_lora=True, enable_hierarchical_cache=True)
-
-    assert process._infos[0].features == ["hicache", "lora"]
 
 
 def test_one_rank_of_a_replica_sends_lookups(process: Process) -> None:
@@ -367,45 +339,6 @@ def test_reports_of_other_releases_lose_nothing(process: Process) -> None:
         "sglang:routing_key_running_req_count": [0] * 11,
     }
     assert "sglang:kv_transfer_latency_ms" not in page
-
-
-@pytest.mark.parametrize("beside", [False, True])
-def test_labels_that_an_older_release_lacks_are_absent(process: Process) -> None:
-    """Releases up to 0.5.15 have no label for streaming."""
-    labels = [*TOKENIZER]
-    bounds = DEFAULTS["sglang_time_to_first_token"]
-
-    def older(registry: CollectorRegistry) -> SimpleNamespace:
-        name = "sglang:time_to_first_token_seconds"
-        return SimpleNamespace(
-            labels=TOKENIZER,
-            first=Histogram(name, "Theirs.", labels, buckets=bounds, registry=registry),
-            prompt=Counter("sglang:prompt_tokens_total", "Theirs.", labels, registry=registry),
-            cached=Counter("sglang:cached_tokens_total", "Theirs.", labels, registry=registry),
-        )
-
-    registry = CollectorRegistry()
-    plain, ours = older(registry), older(CollectorRegistry())
-    wrap(process, ours, "tokenizer")
-    for collector in (plain, ours):
-        collector.first.labels(**TOKENIZER).observe(0.3)
-        collector.prompt.labels(**TOKENIZER).inc(5)
-        collector.cached.labels(**TOKENIZER).inc(2)
-
-    same(seen(generate_latest(registry).decode()), Shown(process).page)
-
-
-@pytest.mark.usefixtures("process")
-def test_other_attributes_of_a_child_come_from_sglang() -> None:
-    """Older releases read a histogram's buckets: they exist and are empty."""
-    scheduler, tokenizer = tapped_pair()
-    several = scheduler.dp_cooperation_realtime_tokens_total
-    child = tokenizer.histogram_time_to_first_token.labels(**TOKENIZER, is_streaming="true")
-    child.observe(0.3)
-
-    assert [bucket.get() for bucket in child._buckets] == [0] * 19
-    assert tokenizer.histogram_inter_token_latency.labels(**TOKENIZER)._sum.get() == 0
-    assert several.labels(**RANK, mode="a", num_prefill_ranks=1)._value.get() == 0
 
 
 @pytest.mark.usefixtures("process")

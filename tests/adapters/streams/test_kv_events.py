@@ -15,8 +15,6 @@ from sidestep.protocol.limits import MAX_OBSERVATIONS
 from sidestep_adapters.streams.kv_events import (
     MAX_EVENT_HASHES,
     MAX_EVENTS,
-    PIECE_BYTES,
-    PIECE_EVENTS,
     Changes,
     decode,
     pieces,
@@ -219,16 +217,3 @@ def test_a_long_event_is_decoded_in_parts(hashes: list[Any], is_map: bool) -> No
     if len(hashes) <= MAX_EVENT_HASHES:
         assert flat(apart) == flat(whole.found)
     assert len(flat(apart)) == len(hashes) + 4
-
-
-@given(st.lists(st.integers(0, 70_000), max_size=12), st.integers(0, 3 * PIECE_EVENTS))
-def test_pieces_contain_all_events(sizes: list[int], more: int) -> None:
-    """They are in order, and none is long."""
-    events = [msgspec.Raw(b"\xc4" * size) for size in [*sizes, *[3] * more]]
-    parts = list(pieces(events))
-
-    assert [event for part in parts for event in part] == events
-    assert all(len(part) <= PIECE_EVENTS for part in parts)
-    assert all(
-        len(part) == 1 or sum(len(memoryview(e)) for e in part) <= PIECE_BYTES for part in parts
-    )

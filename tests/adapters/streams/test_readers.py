@@ -13,10 +13,7 @@ from intakes import Fed
 from recorded import read
 from sidestep.config.subscriptions import parse
 from sidestep.ingest.local_stream import RankFeed
-from sidestep.protocol.block_events import MAX_CHANGES
 from sidestep.protocol.messages import EngineInfo
-from sidestep.protocol.stream import StreamState
-from sidestep.snapshot.capture import Capture, restore
 from sidestep_adapters.streams.readers import READERS
 from sidestep_adapters.streams.sequence import Discontinuity
 
@@ -207,17 +204,6 @@ def test_resident_blocks_are_those_of_a_set(steps: list[tuple[str, str, list[int
         assert all(found.get(medium, 0) == len(hashes) for medium, hashes in known.items())
 
 
-def test_a_sample_of_hashes_corrects_all() -> None:
-    """A tenth of the hashes shows what is stored and removed twice, to some percent."""
-    stream = Stream(fed=Fed(rate=0.1))
-    stream.broke(WHOLE)
-    hashes = [*range(10_000)]
-    stream.take(*(batch(at, stored(*hashes)) for at in (1.0, 60.0)))
-    assert resident(stream)["GPU"] == pytest.approx(10_000, rel=0.1)
-    stream.take(*(batch(at, removed(*hashes[:5_000])) for at in (61.0, 62.0, 63.0)))
-    assert resident(stream)["GPU"] == pytest.approx(5_000, rel=0.15)
-
-
 def test_an_invalid_message_is_a_loss() -> None:
     """Its changes are missing; an unknown kind of event is no loss."""
     stream = Stream()
@@ -234,25 +220,6 @@ def test_an_invalid_message_is_a_loss() -> None:
     }  # fmt: skip
 
 
-def test_a_long_message_is_applied_in_parts() -> None:
-    """Each part is short, and all are applied."""
-    stream = Stream()
-    stream.broke(WHOLE)
-    events = [stored(*range(begin, begin + 10_000)) for begin in range(0, 50_000, 10_000)]
-    events += [removed(one) for one in range(2 * MAX_CHANGES)]
-    raw = msgspec.msgpack.encode(batch(1.0, *events))
-    stream.feed.mark_seen(0.0)
-    stream.feed.enqueue(lambda: stream.reader.accept(raw, 0.0))
-    works = 0
-    while stream.fed.intake.busy:
-        stream.fed.intake.work()
-        works += 1
-
-    assert works > 10
-    assert stream.sample(RESIDENT) == 50_000 - 2 * MAX_CHANGES
-    assert lifetimes(stream) == 2 * MAX_CHANGES
-
-
 @pytest.mark.parametrize(
     ("option", "rank", "label"), [(",engine=seven", 3, "seven"), ("", 3, "3"), ("", None, "0")]
 )
@@ -265,22 +232,6 @@ def test_an_engine_is_named_by_the_option_the_message_or_its_place(
 
     (labels,) = stream.samples("sidestep_kv_cache_stored_blocks_total")
     assert f'engine="{label}"' in labels
-
-
-def test_streams_of_one_rank_feed_one_engine() -> None:
-    """Each has its own families; the engine has the features of all."""
-    kv = Stream("kv-events=tcp://h:1,model=m")
-    load = Stream("load=tcp://h:2,model=m", kv.fed)
-    kv.broke(WHOLE)
-    kv.take(batch(1.0, stored(1)))
-    load.take(["LoadStat", 3, 1, 10, 100, 0])
-    kv.take(batch(1.0, stored(2)))
-
-    (engine,) = kv.fed.intake.registry.engines.values()
-    assert engine.description.features == {"kv_events", "load"}
-    assert kv.sample(RESIDENT) == 2
-    assert kv.sample("sidestep_load_running_requests") == 3
-    assert kv.samples("sidestep_forward_pass_duration_seconds_count") == {}
 
 
 def test_two_publishers_are_not_mixed(caplog: pytest.LogCaptureFixture) -> None:
@@ -335,34 +286,3 @@ def test_both_engines_have_the_same_families() -> None:
     assert lifetimes(vllm) == 355
     assert vllm.sample(RESIDENT) == 432 - 355
     assert (vllm.fed.rejected, sglang.fed.rejected) == ({}, {})
-
-
-def test_a_snapshot_has_where_a_stream_stopped() -> None:
-    """A snapshot has a stream's sequence number, cursor and totals; gauges return with the stream."""
-    before = Stream("kv-events=tcp://h:1,model=m")
-    before.broke(WHOLE)
-    before.take(batch(1.0, stored(1, 2, 3)))
-    before.feed.record_position(41, 7, 8)
-    pieces = list(Capture(before.fed.intake).pieces())
-
-    fed = Fed(rate=1.0, boot=2)
-    restore(fed.intake, pieces, 0.0)
-    after = Stream("kv-events=tcp://h:1,model=m", fed)
-    assert (after.feed.seq, list(after.feed.mark)) == (41, [7, 8])
-    fed.advance(1)
-    assert Capture(fed.intake).pieces()[0] == pieces[0]
-    after.feed.mark_seen(fed.now)
-    after.take(batch(2.0, removed(1)))
-    assert after.sample(RESIDENT) == 2
-    assert after.samples("sidestep_kv_cache_stored_blocks_total").popitem()[1] == 3
-
-
-def test_a_sender_cannot_take_the_id_of_a_local_stream() -> None:
-    """Other ids are free."""
-    stream = Stream()
-    stream.take(batch(1.0, stored(1)))
-    name = stream.feed.subscription.name
-    stream.fed.send_hello(name, [EngineInfo("e", "vllm", {"engine": "e", "model_name": "m"})])
-
-    assert stream.fed.intake.receiver.streams[name].state is StreamState.LOCAL
-    assert "e" not in stream.fed.intake.registry.engines

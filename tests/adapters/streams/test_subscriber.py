@@ -11,7 +11,6 @@ from random import Random
 
 import msgspec
 import pytest
-import zmq
 from fuzz.hostile_exporter import hostile_exporter
 from fuzz.hostile_publisher import gaps_without_end, parts_without_end, restarts_without_end
 
@@ -23,7 +22,7 @@ from sidestep.exposition.text_page import render
 from sidestep.telemetry import peer_log
 from sidestep.transport.process import resident, trim
 from sidestep_adapters.streams import subscriber
-from sidestep_adapters.streams.frames import MAX_BYTES, MAX_FRAMES, SKIP_FRAMES, Frames
+from sidestep_adapters.streams.frames import MAX_BYTES
 
 RESIDENT = "sidestep_kv_cache_resident_blocks"
 STORED = "sidestep_kv_cache_stored_blocks_total"
@@ -173,19 +172,6 @@ async def test_a_publisher_restarts(start: Start, publisher: Publisher) -> None:
         assert engine.restarts == 1
 
 
-async def test_a_publisher_repeats(start: Start, publisher: Publisher) -> None:
-    """Each message counts once. None is requested again, which would hide what has come twice."""
-    async with subscribed(start, publisher, replay="") as exporter:
-        for number in range(20):
-            publisher.publish(stored(number), copies=1 + number % 3)
-        publisher.publish(stored(3), seq=3)
-        publisher.publish(stored(99), seq=20)
-        await until(lambda: sample(exporter, STORED) == 21)
-
-        assert counted(exporter, "duplicate_messages", publisher) >= 20
-        assert counted(exporter, "restarts", publisher) == 0
-
-
 INVALID: list[tuple[str, list[bytes], str]] = [
     ("one frame", [b"kv"], "bad_frame"),
     ("a long number", [b"kv", bytes(9), b""], "bad_frame"),
@@ -280,31 +266,6 @@ async def test_nothing_is_applied_while_a_snapshot_is_made(
             await until(lambda: len(exporter.ingest.lag._recent) >= min(seen + 4, 18))
             assert sample(exporter, STORED) == 1
         await until(lambda: sample(exporter, STORED) == 8)
-
-
-def test_a_message_of_many_frames_is_read_a_part_at_a_time(tmp_path: Path) -> None:
-    """First a few frames are read, then a thousand at a time; the next message is whole."""
-    context = zmq.Context()
-    sender, receiver = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
-    try:
-        sender.bind(f"ipc://{tmp_path}/frames")
-        receiver.connect(f"ipc://{tmp_path}/frames")
-        sender.send_multipart([b"x"] * (2 * SKIP_FRAMES + MAX_FRAMES))
-        sender.send_multipart([b"a", b"b"])
-        assert receiver.poll(10_000)
-        frames = Frames(receiver)
-        found: list[object] = []
-        while not found or found[-1] != [b"a", b"b"]:
-            # Not a word of it may be there yet, however much of the first one is.
-            one = frames.receive()
-            if one is not None:
-                found.append((one, frames.skipping) if one == [] else one)
-        assert found == [([], True), ([], True), ([], False), [b"a", b"b"]]
-        assert frames.receive() is None
-    finally:
-        sender.close(linger=0)
-        receiver.close()
-        context.term()
 
 
 async def test_ranks_by_ports(start: Start, tmp_path: Path) -> None:

@@ -11,13 +11,10 @@ from intakes import Fed
 from pages import Family, parse
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import encode_item
-from sidestep.engines.vllm.wire import VllmSleep
-from sidestep.errors import WireError
 from sidestep.exposition.text_page import render
 from sidestep.ingest.local_stream import ServerFeed
 from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER
 from sidestep.protocol.messages import EngineInfo
-from sidestep.protocol.self_described import Samples
 from sidestep_adapters.triton.differences import CountersResetError, difference
 from sidestep_adapters.triton.handlers import STAGED_SIZES
 from sidestep_adapters.triton.rows import BATCH_STAGES, EXECUTES, FAILURES
@@ -328,16 +325,6 @@ def test_memory_and_responses() -> None:
     }
     server.poll(stats(2))
     assert server.samples("sidestep_triton_memory_bytes") == {}
-
-
-def test_only_versions_of_models_have_statistics() -> None:
-    """Other items are refused for them."""
-    server = Server()
-    with pytest.raises(WireError):
-        server.poll(stats(1), info=SERVER)
-    with pytest.raises(WireError):
-        server.feed.apply(MODEL, VllmSleep(0, 1.0))
-    server.feed.apply(SERVER, Samples(0, 1.0))
 
 
 def test_folded_polls_are_refused() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +13,6 @@ from exporters import Start, until
 from pages import parse
 from sidestep.app.exporter import Exporter
 from sidestep.exposition.text_page import render
-from sidestep_adapters.triton import queries as triton_queries
 from tritons import STATS, Triton, answer, error, recording, tritons
 
 
@@ -165,24 +163,6 @@ async def test_a_model_without_a_configuration_is_exposed(
             assert caplog.text.count("no configuration of model 'a'") == 1
 
 
-async def test_a_slow_configuration_is_waited_for(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Other models continue; the model is exposed once its configuration is known."""
-    monkeypatch.setattr(triton_queries, "CONFIG_SECONDS", 0.1)
-    async with tritons("a", "b") as server:
-        server.respond("/v2/models/a/config", stall=True)
-        server.configs["a"] = {"metric_tags": {"team": "blue"}}
-        async with start(triton=triton(server)) as exporter:
-            page = Page(exporter)
-            await until(lambda: page.served == {"b/1": 0})
-            asked = server.asked["/v2/models/a/config"]
-            await until(lambda: server.asked["/v2/models/a/config"] > asked)
-            assert page.served == {"b/1": 0}
-            del server.instead["/v2/models/a/config"]
-            await until(lambda: page.served == {"blue/a/1": 0, "b/1": 0})
-
-
 async def test_a_reloaded_model_keeps_its_totals(start: Start) -> None:
     """Its statistics restart at 0; its configuration may change, and its labels with it."""
     async with polled_model(start) as (server, page):
@@ -322,24 +302,6 @@ async def test_a_model_with_invalid_statistics_keeps_its_values(
         assert "model 'a', version '1'" in caplog.text
 
 
-async def test_a_slow_server_is_not_down(start: Start, caplog: pytest.LogCaptureFixture) -> None:
-    """Loading a model over HTTP blocks the port; one query waits, and no other is sent."""
-    async with polled_model(start) as (server, page):
-        server.respond(STATS, stall=True)
-        await queried(server, 1)
-        before = server.asked.total()
-        await until(lambda: page.state == "stale")
-        assert page.own("sidestep_engine_up") == {(f"triton/{server.url}", "", ""): 1}
-        assert page.served == {"a/1": 5}
-        assert server.asked.total() == before
-        assert server.busy == 1
-        assert ": slow: " in caplog.text
-        server.instead.clear()
-        await until(lambda: page.state == "up")
-
-        assert caplog.text.count("polls succeed again") == 1
-
-
 async def test_a_header_opens_a_restricted_server(start: Start, tmp_path: Path) -> None:
     """Its secret is in a file, and in no line of the log."""
     async with tritons("a") as server:
@@ -369,47 +331,3 @@ async def test_totals_outlive_the_exporter(start: Start, tmp_path: Path) -> None
             assert page.samples("nv_cache_num_hits_per_model") == {"b/1": 0}
             server.load("c").infer(2)
             await until(lambda: page.served == {"a/1": 6, "b/1": 6, "c/1": 7})
-
-
-async def test_deselected_models_are_detached(start: Start, tmp_path: Path) -> None:
-    """The next exporter has other patterns."""
-    async with tritons("a", "b") as server:
-        state = str(tmp_path / "state")
-        server.load("b", "2")
-        async with start(state_dir=state, triton=triton(server)) as exporter:
-            await until(lambda: len(Page(exporter).served) == 3)
-        async with start(state_dir=state, triton=triton(server, "model=b*/2")) as exporter:
-            registry = exporter.registry
-            await until(
-                lambda: any(e.feeds.streams for e in registry.engines.values() if e.statistics)
-            )
-            await queried(server)
-
-            fed = [e.labels for e in registry.engines.values() if e.statistics and e.feeds.streams]
-            assert fed == [{"model": "b", "version": "2"}]
-
-
-async def test_two_servers_are_distinguished_by_their_labels(start: Start) -> None:
-    """Each has a state of its own."""
-    async with tritons("a") as one, tritons("a") as other:
-        flag = (*triton(one, "label.pod=x"), *triton(other, "label.pod=y"))
-        other.models["a", "1"].infer(3)
-        async with start(triton=flag) as exporter:
-            page = Page(exporter)
-            await until(lambda: page.served == {"a/x/1": 0, "a/y/1": 3})
-            await one.stop()
-            down = {"pod": "x", "state": "down"}
-            await until(lambda: page.samples("sidestep_triton_state", **down) == {"": 1.0})
-            up = {"pod": "y", "state": "up"}
-            await until(lambda: page.samples("sidestep_triton_state", **up) == {"": 1.0})
-
-
-async def test_an_exporter_stops_while_a_server_is_silent(start: Start) -> None:
-    """An exporter that stops does not wait for a server's answer."""
-    async with tritons("a") as server:
-        server.respond(STATS, stall=True)
-        async with start(triton=triton(server)):
-            await queried(server, 1)
-            began = time.monotonic()
-
-        assert time.monotonic() - began < 5

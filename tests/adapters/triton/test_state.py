@@ -96,19 +96,6 @@ def test_a_server_with_invalid_answers_is_stale(cause: str) -> None:
     assert (polls.now, polls.is_up, polls.shows(GAUGE)) == ("up", True, True)
 
 
-def test_a_waiting_query_keeps_the_server_up() -> None:
-    """Loading a model may block the port for minutes."""
-    polls = Polls()
-    polls.good()
-    polls.state.started(polls.fed.now)
-    polls.wait(STALE_AFTER - 2)
-    assert (polls.now, polls.is_up, polls.shows(GAUGE)) == ("stale", True, True)
-    polls.wait(600)
-
-    assert (polls.now, polls.is_up) == ("stale", True)
-    assert (polls.shows(COUNTER), polls.shows(GAUGE)) == (True, False)
-
-
 def test_an_unreachable_server_is_down_at_once() -> None:
     """Its gauges go after half a minute, its counters after five; its state stays."""
     polls = Polls()
@@ -126,27 +113,3 @@ def test_an_unreachable_server_is_down_at_once() -> None:
     polls.good()
 
     assert (polls.now, polls.is_up, polls.shows(COUNTER)) == ("up", True, True)
-
-
-@pytest.mark.parametrize("engine", [SERVER, MODEL], ids=["server", "model"])
-def test_the_health_of_an_engine_follows_its_servers_answers(engine: EngineInfo) -> None:
-    """Without a connection it is unreachable within a second, without an answer after half a minute."""
-    polls = Polls()
-    polls.good()
-    polls.good()
-    assert polls.state_of(engine) == "ok"
-    polls.bad(GONE)
-    polls.wait(0.5)
-    assert polls.state_of(engine) == "unreachable"
-    polls.good()
-    polls.good()
-    assert polls.state_of(engine) == "ok"
-
-    polls.state.started(polls.fed.now)
-    polls.wait(STALE_AFTER - 3)
-    assert polls.state_of(engine) in ("ok", "idle")
-    polls.wait(5)
-    assert polls.state_of(engine) == "unreachable"
-    polls.good()
-    polls.good()
-    assert polls.state_of(engine) == "ok"

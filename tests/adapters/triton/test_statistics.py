@@ -146,26 +146,6 @@ def test_fields_may_be_missing_or_new_and_in_any_order() -> None:
     )
 
 
-@given(st.integers(0, LARGEST))
-def test_64_bits_are_exact(number: int) -> None:
-    """Nanoseconds of a busy model exceed 2**53 after 104 days."""
-    timed = {"count": number, "ns": number}
-    found = one(
-        inference_count=number,
-        inference_stats={"success": timed},
-        batch_stats=[{"batch_size": 1, "compute_infer": timed}],
-        response_stats={"0": {"success": timed}, "1": {"success": timed}},
-        memory_usage=[{"type": "GPU", "id": 0, "byte_size": number}],
-    )
-
-    assert found.inference_count == number
-    assert found.inference_stats.success == Timed(number, number)
-    assert (found.batch_stats[0].count, found.batch_stats[0].compute_infer_ns) == (number, number)
-    assert found.response_stats is not None
-    assert found.response_stats.next == Timed(number, number)
-    assert found.memory_usage[0].byte_size == number
-
-
 def test_a_sum_beyond_64_bits_is_rejected() -> None:
     """No record could hold it."""
     half = {"success": {"count": 1, "ns": 2**63}}
@@ -273,10 +253,3 @@ def test_valid_metric_tags_are_labels() -> None:
 
     assert config(metric_tags=tags).tags == {"_team": "blue"}
     assert len(config(metric_tags={f"t{n}": "" for n in range(99)}).tags) == 16
-
-
-@pytest.mark.parametrize("body", [b"", b"[]", b'{"metric_tags": 5}', b"<html>"])
-def test_another_answer_is_no_configuration(body: bytes) -> None:
-    """The model is exposed without."""
-    with pytest.raises(PollError):
-        triton_config.decode_config(body)

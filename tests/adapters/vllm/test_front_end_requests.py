@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from fake_vllm import FinishReason, ParentRequest
+from fake_vllm import FinishReason
 from intakes import Fed, samples
-from sidestep.engines.vllm.wire import FrontEndLatencies
 from sidestep.protocol.iteration_stats import FINISH_REASONS
 from sidestep.protocol.request_events import (
     Finished,
@@ -90,42 +89,6 @@ def test_an_abort_between_two_chunks(clock: Clock, victim: str, tokens: int) -> 
     assert finished([end]) == [(number, ABORT, tokens)]
 
 
-def test_an_abort_before_the_first_output(clock: Clock) -> None:
-    """It has waited since its arrival, by the clock of the engine that has it."""
-    front = started(clock, "a", "b", engines=2)
-    clock.now += 8.0
-    front.add("late", engine=1)
-    clock.now += 3.0
-    front.llm.abort("late", "gone")
-
-    (item,) = front.items()
-    queued, end = item.events
-    assert item.engine == 1
-    assert (queued.stamp, end.stamp, queued.arrival) == (
-        clock.engine - 3.0,
-        clock.engine,
-        clock.wall - 3.0,
-    )
-    assert finished([end]) == [(queued.request, ABORT, 0)]
-
-
-@pytest.mark.parametrize("streams", [False, True])
-def test_parallel_samples(clock: Clock, streams: bool) -> None:
-    """They have their group, and each its reason: one has a stop string that its last token completes."""
-    front = HookedFrontEnd(clock)
-    parent = ParentRequest("r", 3, streams=streams)
-    for index, stop_at in enumerate((2, None, None)):
-        front.add(f"{index}_r", parent=parent, stop_at=stop_at)
-    front.receive(*(output(f"{index}_r", queued=1.0) for index in range(3)))
-    queued = [event for event in front.events() if isinstance(event, Queued)]
-    assert [(one.sample, one.samples) for one in queued] == [(0, 3), (1, 3), (2, 3)]
-    assert len({one.group for one in queued} - {0}) == 1
-
-    front.receive(*(output(f"{index}_r", reason=FinishReason.LENGTH) for index in range(2)))
-    front.llm.abort("r")
-    assert finished(front.events()) == [(1, STOP, 2), (2, LENGTH, 2), (3, ABORT, 1)]
-
-
 def session(
     clock: Clock, front: HookedFrontEnd, *, early: bool, short: bool
 ) -> tuple[list[float], float]:
@@ -190,16 +153,6 @@ def test_a_session(clock: Clock, early: bool, short: bool, tapped: bool) -> None
     assert len(front.requests._requests) == len(front.requests.numbers) == 0
 
 
-def test_a_session_that_its_engine_ends(clock: Clock) -> None:
-    """The front end tells the engine to abort it as well; the reason is the engine's."""
-    front = HookedFrontEnd(clock)
-    front.add("s", 5, resumable=True)
-    front.receive(output("s", reason=FinishReason.ERROR, queued=1.0))
-
-    assert front.llm.aborts == ["s"]
-    assert finished(front.events()) == [(1, ERROR, 1)]
-
-
 def test_values_of_some_requests(clock: Clock) -> None:
     """NaNs in logits, and cached tokens of another engine."""
     front = HookedFrontEnd(clock, nan_check=True)
@@ -210,28 +163,6 @@ def test_values_of_some_requests(clock: Clock) -> None:
     front.receive(output("a", reason=FinishReason.STOP), output("b", reason=FinishReason.STOP))
     ends = [event for event in front.events() if isinstance(event, Finished)]
     assert [(end.corrupted, end.cached_tokens) for end in ends] == [(True, 6), (False, None)]
-
-
-def test_latencies_of_a_step(clock: Clock) -> None:
-    """Where the core has the tap: first tokens and ends, but none of aborted or unknown requests."""
-    front = HookedFrontEnd(clock, tapped=True)
-    for name in "abc":
-        front.add(name)
-    clock.now += 2.0
-    times: dict[str, Any] = {"queued": 1.0, "scheduled": 1.5}
-    front.receive(output("a", **times), output("b", **times), output("x", **times))
-    clock.now += 1.0
-    front.receive(output("a"))
-    front.llm.abort("c")
-    front.receive(output("b", reason=FinishReason.LENGTH), output("c", **times))
-
-    wall = clock.wall
-    assert [item.front_end for item in front.items()] == [
-        FrontEndLatencies(wall - 1, [2.0, 2.0], []),
-        FrontEndLatencies(wall, [], [3.0], [0.5]),
-    ]
-    assert list(front.requests._requests) == [1]
-    assert front.requests.numbers == {"a": 1}
 
 
 @pytest.mark.parametrize("tapped", [False, True])

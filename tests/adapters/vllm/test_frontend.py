@@ -68,21 +68,6 @@ def test_new_child_is_sent_at_zero() -> None:
     assert tap.families() == []
 
 
-def test_a_counter_reset_is_no_negative_increase() -> None:
-    """Smaller numbers are taken as they are."""
-    registry = CollectorRegistry()
-    duration = sleep_duration(registry)
-    duration.labels("wake").observe(1.5)
-    tap = FrontendTap(registry)
-    tap.families()
-
-    registry.unregister(duration)
-    sleep_duration(registry).labels("wake").observe(0.5)
-    (family,) = tap.families()
-
-    assert family.samples == [Sample(["wake"], counts=[0, 0, 1, 0, 0, 0, 0, 0, 0, 0], total=0.5)]
-
-
 def test_process_registry_is_found_when_it_is_loaded() -> None:
     """The tap imports neither prometheus_client nor vLLM, and finds them once imported."""
     printed = run_python(

@@ -252,17 +252,6 @@ def test_prefills_that_are_left_to_a_later_step() -> None:
     assert "kv_blocks" == read(scheduler, is_throttled=True)
 
 
-@pytest.mark.parametrize(("state", "limit"), [(0, "kv_blocks"), (1, "paused"), (2, "paused")])
-def test_a_paused_scheduler(state: int, limit: str) -> None:
-    """Whether requests of the batch go on or not."""
-    scheduler = Scheduler()
-    scheduler.pause_state = state  # type: ignore[attr-defined]
-    scheduler.run()
-    scheduler.wait()
-
-    assert limit == read(scheduler)
-
-
 def test_a_release_that_lacks_an_attribute(caplog: pytest.LogCaptureFixture) -> None:
     """Limits are unknown from then on; the log says so once."""
     scheduler = Scheduler()

@@ -9,7 +9,7 @@ import pytest
 
 import fake_vllm
 from fake_vllm import importable
-from sidestep.engines.vllm.wire import CacheStats, FrontEndLatencies, SchedulerStats, VllmStep
+from sidestep.engines.vllm.wire import CacheStats, SchedulerStats, VllmStep
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep_adapters.vllm.description import describe
 from sidestep_adapters.vllm.ownership import FRONT_END_FIELDS, SCHEDULER_MODULE, Role, is_tapped
@@ -65,23 +65,6 @@ def test_each_number_is_sent_by_its_owner_only() -> None:
     assert set() == non_defaults(core, "iteration")
     assert CacheStats(False, 1, 2, 1) == front_end[0].mm_cache
     assert set(FRONT_END_FIELDS) <= numbers("iteration").keys()
-
-
-def test_a_front_end_sends_what_users_waited() -> None:
-    """First tokens and ends of requests, with the time at which it measured them."""
-    finished = SimpleNamespace(e2e_latency=4.0, queued_time=1.0, finish_reason=0)
-    iteration = SimpleNamespace(
-        iteration_timestamp=100.0,
-        time_to_first_tokens_iter=[1.5, 2.5],
-        finished_requests=[finished],
-        num_generation_tokens=3,
-    )
-
-    (step,) = sent("front_end", (stats("scheduler"), iteration, None))
-
-    assert step.front_end == FrontEndLatencies(100.0, [1.5, 2.5], [4.0], [1.0])
-    assert step.iteration is None
-    assert step.scheduler is None
 
 
 class DerivedScheduler:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -241,41 +239,3 @@ def test_blocked_requests_are_those_that_wait_for_others(timed: Timed) -> None:
     assert timed.read(1.0).blocked == 0
     progress = timed.read(1.0)
     assert (progress.unfinished, progress.blocked) == (5, 3)
-
-
-def test_the_steps_thread_makes_no_call_for_its_progress() -> None:
-    """The step's thread stores what it knows already: the clock is read as often as the step's events need it."""
-    tap = SchedulerTap(lambda _: None, pytest.fail, SchedulerEvents(pytest.fail))
-    scheduler = Scheduler(config())
-    request = Request("a")
-    scheduler.add_request(request)
-    tap.queued(request)
-    batch = scheduler.schedule()
-    outputs = scheduler.update_from_output(batch)
-    called: Counter[str] = Counter()
-
-    def record(_: object, event: str, what: object) -> None:
-        if event == "c_call":
-            called[getattr(what, "__qualname__", repr(what))] += 1
-
-    sys.setprofile(record)
-    tap.scheduled(batch, scheduler.requests, 1.0)
-    tap.update_started()
-    tap.update_finished(batch, outputs)
-    sys.setprofile(None)
-
-    assert tap.ended_at > 1.0
-    assert tap.thread == threading.get_ident()
-    # Of the step's end, and of two flushes.
-    assert called["monotonic"] == 3
-    assert called.keys() <= {
-        "deque.append",
-        "deque.popleft",
-        "dict.values",
-        "len",
-        "getattr",
-        "list.append",
-        "monotonic",
-        "setprofile",
-        "time",
-    }

@@ -77,20 +77,6 @@ def test_an_end_inside_a_step_follows_its_output_and_one_outside_comes_at_once()
     assert [(Finished, 3), (Iteration, 0), (Finished, 1)] == kinds[3:]
 
 
-def test_a_request_aborted_while_it_was_computed_is_not_in_the_batch() -> None:
-    """A request's number ends with the request."""
-    bench = Bench()
-    for name in "ab":
-        bench.ask(name)
-    batch = bench.schedule(a=1, b=2)
-    bench.tap.freed(bench.requests["a"])
-    bench.update(batch, {"b": 1})
-
-    (step,) = bench.of(Iteration)
-
-    assert ([2], [2]) == (step.scheduled, step.tokens)
-
-
 def test_a_preempted_request_is_scheduled_again() -> None:
     """A batch lists the request as resumed or, with another model runner, as new."""
     bench = Bench()
@@ -190,23 +176,6 @@ def test_the_end_of_a_sessions_input_is_no_abort() -> None:
     ends = bench.of(Finished)
 
     assert [0, ABORT] == [end.reason for end in ends]
-
-
-def test_cached_tokens_of_a_remote_prefill_are_reported() -> None:
-    """A prompt received over the network was computed, and cached, by another engine."""
-    bench = Bench()
-    params: list[Any] = [
-        {"do_remote_prefill": True, "remote_prefill_cached_tokens": 3},
-        {"do_remote_prefill": False, "remote_prefill_cached_tokens": 3},
-        {"do_remote_prefill": True, "remote_prefill_cached_tokens": "3"},
-        None,
-    ]
-    for number, given in enumerate(params):
-        bench.tap.freed(bench.ask(str(number), kv_transfer_params=given))
-
-    ends = bench.of(Finished)
-
-    assert [3, None, None, None] == [end.cached_tokens for end in ends]
 
 
 def test_resync_replaces_the_source() -> None:
