@@ -236,8 +236,13 @@ async def test_no_engine_that_serves(start: Start) -> None:
         await peer.send(batch(1, *(VllmStep(n, 1.0, 1.0, SchedulerStats()) for n in range(2))))
         await until(lambda: exporter.intake.items == 2)
         await peer.send(Bye(1, 2))
-        finding = await found(exporter, "SD140")
-    assert finding["text"].startswith("no engine serves requests: ")
+
+        async def has_found() -> bool:
+            # Until the Bye is processed, the engines start.
+            finding = await found(exporter, "SD140")
+            return finding["text"] == "2 engines have stopped"
+
+        await until(has_found)
 
 
 async def test_an_engine_with_more_to_do_than_it_can(start: Start) -> None:
