@@ -14,7 +14,7 @@ from key_ring import Ring
 from peers import count, generated, publisher
 from sidestep.app.exporter import Exporter
 from sidestep.protocol.limits import VERSION
-from sidestep.protocol.messages import EngineInfo, FromExporter, Hello, Nack
+from sidestep.protocol.messages import Ack, EngineInfo, FromExporter, Hello, Nack
 from sidestep.transport import keys
 from sidestep.transport.access import Access
 from sidestep.transport.keys import CLIENT_KEY, SERVER_KEY
@@ -61,7 +61,7 @@ async def test_a_key_is_accepted_as_soon_as_its_file_appears(
 
 
 async def test_a_removed_key_is_refused_while_it_is_connected(ring: Ring, start: Start) -> None:
-    """Its frames are answered with the reason, and its next connection is refused; other keys are not."""
+    """Its frames are answered with the reason, its next connection is refused, and other keys go on."""
     bad, good = ring.engine("bad"), ring.engine("good")
     async with start(**ring.flags) as exporter, ring.connect(exporter, bad) as peer:
         await peer.send_hello()
@@ -71,7 +71,8 @@ async def test_a_removed_key_is_refused_while_it_is_connected(ring: Ring, start:
         await until(lambda: len(exporter.intake.guard._keys or ()) == 1)
         for frame in (batch(2, step()), b"\xc1"):
             await peer.send(frame)
-            answer = await peer.receive()
+            while isinstance(answer := await peer.receive(), Ack):
+                pass  # That of the first batch may come late.
             assert isinstance(answer, Nack)
             assert answer.code == "unauthorised"
         async with ring.connect(exporter, bad) as again:

@@ -22,7 +22,8 @@ async def test_real_speed_keeps_the_recorded_times(start: Start, tmp_path: Path)
     """A second between two items takes a second; the minute before the first item is skipped."""
     described = {"engine_indexes": [0], "model": "tiny", "max_model_len": 64}
     file = tmp_path / "iterations.jsonl"
-    stats = {"scheduler_stats": None, "iteration_stats": None, "mm_cache_stats": None}
+    scheduler = {"__type__": "SchedulerStats", "num_running_reqs": 1}
+    stats = {"scheduler_stats": scheduler, "iteration_stats": None, "mm_cache_stats": None}
     records = [line("record", 1, at, engine_idx=0, **stats) for at in (65.0, 66.0)]
     file.write_text(line("__init__", 1, 5.0, **described) + "".join(records))
 
