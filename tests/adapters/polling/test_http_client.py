@@ -184,27 +184,6 @@ async def test_failed_connections_are_unreachable(monkeypatch: pytest.MonkeyPatc
             assert (await cause(url)).cause == "unreachable"
 
 
-@pytest.mark.parametrize("scheme", ["http", "https"])
-async def test_connecting_has_a_limit_of_its_own(
-    scheme: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The connect timeout includes handshakes: a host that drops packets is unreachable, not slow."""
-    monkeypatch.setattr(http_client, "CONNECT_SECONDS", 0.2)
-    with socket.create_server(("127.0.0.1", 0), backlog=0) as bound:
-        # The queue of a plain one is full; one with TLS is connected and never greeted.
-        waiting = [socket.socket() for _ in range(4 if scheme == "http" else 0)]
-        for each in waiting:
-            each.setblocking(False)
-            with contextlib.suppress(BlockingIOError):
-                each.connect(bound.getsockname())
-        error = await cause(f"{scheme}://127.0.0.1:{bound.getsockname()[1]}")
-        for each in waiting:
-            each.close()
-
-    assert error.cause == "unreachable"
-    assert "within 0.2 s" in str(error)
-
-
 async def test_tls_trusts_the_given_ca_only(tmp_path: Path) -> None:
     """Other certificates are rejected; a client certificate is sent if requested."""
     authority, other = Authority(tmp_path), Authority(tmp_path, "other")

@@ -112,20 +112,6 @@ def test_collections_add_up_to_the_interpreters() -> None:
         assert sums["gc_uncollectable_total", of] == stat["uncollectable"]
 
 
-def test_without_procfs_other_families_remain(tmp_path: Path) -> None:
-    """Values that the system does not provide are left out, not 0."""
-    found = values(ProcessTap("p", proc=str(tmp_path / "none")).families())
-
-    assert {name for name, *_ in found} == {
-        "cpu_seconds_total",
-        "max_fds",
-        "gc_collections_total",
-        "gc_collected_total",
-        "gc_uncollectable_total",
-        "python_info",
-    }
-
-
 FORK = """
 import gc, os, threading, time
 from sidestep_adapters.publisher.process_metrics import ProcessTap
