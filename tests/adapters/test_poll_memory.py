@@ -7,13 +7,11 @@ import gc
 import tracemalloc
 from collections.abc import Iterator
 
-import aiohttp
 import pytest
 
 from exporters import Start, until
 from polled import Polled, Says, head, polled, raw, stall
 from sidestep_adapters.polling import http_client
-from sidestep_tools.web_client.fetch import FetchError, explained, fetch, get
 
 SIZE = 1 << 20
 BODY = b"x" * SIZE
@@ -80,22 +78,3 @@ async def grown(*servers: Polled) -> int:
         await until(lambda: all(len(one.heads) >= count for one in servers), timeout=60)  # noqa: B023
         found.append(tracemalloc.get_traced_memory()[0])
     return found[1] - found[0]
-
-
-@pytest.mark.parametrize("name", [name for name in FAILURES if name != "slow"])
-@pytest.mark.usefixtures("traced")
-async def test_failed_requests_of_the_tools_keep_nothing(name: str) -> None:
-    """Of doctor and top, which also asks within a timeout of its own."""
-    found = []
-    async with polled(FAILURES[name]) as server, aiohttp.ClientSession() as session:
-        for number in range(REQUESTS):
-            try:
-                await fetch(session, server.url)
-                with explained():
-                    await asyncio.wait_for(get(session, server.url), 5)
-            except FetchError:
-                pass
-            if number in (9, REQUESTS - 1):
-                found.append(tracemalloc.get_traced_memory()[0])
-
-    assert found[1] - found[0] < SIZE

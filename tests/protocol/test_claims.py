@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sidestep.engines.folding import ItemFolder
 from sidestep.errors import WireError
 from sidestep.protocol.claims import MAX_REPLICAS, Claims, Placement, numbered_id
-from sidestep.protocol.limits import MAX_LABEL_CHARS, VERSION
+from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import (
     CORE,
     FRONT_END,
@@ -117,7 +117,9 @@ class Network:
         return {known[each.sender.incarnation].replica for each in server.alive}
 
 
-SERVERS = st.sampled_from([("api0",), ("api0", "core"), ("core", "api0"), ("api0", "api1", "core")])
+SERVERS = st.sampled_from(
+    [("api0",), ("core",), ("api0", "core"), ("core", "api0"), ("api0", "api1", "core")]
+)
 STEPS = st.one_of(
     st.tuples(st.just("start"), SERVERS),
     st.tuples(st.sampled_from(["kill", "freeze", "restart"]), st.integers(0, 9)),
@@ -159,15 +161,14 @@ def test_each_living_server_is_one_replica(steps: list[tuple[str, object]]) -> N
     assert len({min(found) for found in numbers}) == len(living)
 
 
-@pytest.mark.parametrize("count", [1, 2, 8])
-def test_a_restarted_server_continues_as_the_replica_that_ended(count: int) -> None:
+def test_a_restarted_server_continues_as_the_replica_that_ended() -> None:
     """While the others live, one place is free."""
     network = Network()
-    for _ in range(count):
+    for _ in range(4):
         network.start(("api0", "core"))
     network.run(LONGEST)
     for _ in range(3):
-        ended = Random(count).choice([server for server in network.servers if server.alive])
+        ended = Random(4).choice([server for server in network.servers if server.alive])
         before = network.replicas(ended)
         for process in ended.alive:
             process.alive = False
@@ -175,20 +176,6 @@ def test_a_restarted_server_continues_as_the_replica_that_ended(count: int) -> N
         network.run(LONGEST)
 
         assert network.replicas(after) == before
-
-
-def test_a_process_that_starts_later_joins_its_server() -> None:
-    """Though the server with the first number has ended meanwhile."""
-    network = Network()
-    first, second = network.start(("api0", "core")), network.start(("api0", "core"))
-    second.processes[1].frozen_until = 20.0
-    network.run(15.0)
-    assert network.receiver.streams["host~2/m/engine0/api0"].server == "key 2"
-    for process in first.processes:
-        process.alive = False
-    network.run(5.0 + LONGEST)
-
-    assert network.replicas(second) == {2}
 
 
 def test_a_server_that_has_said_goodbye_makes_room_at_once() -> None:
@@ -231,29 +218,6 @@ def test_a_message_that_had_waited_in_a_socket_does_not_prove_life() -> None:
     assert (found.replica, found.rival) == (1, None)
 
 
-def test_a_hello_that_was_not_repeated_for_long_begins_again() -> None:
-    """The exporter may have been stopped between two Hellos."""
-    before = stream(0.0, server="old")
-    claims = Claims({before.id: before})
-
-    assert list(placed(claims, HELLO, [2.0, 60.0])) == [None, None]
-
-
-def test_servers_that_share_no_stream_are_distinguished_by_their_engine() -> None:
-    """One has a tap, and the other one has none."""
-    before = stream(9.0, server="old")
-    core = Hello(VERSION, "host/m/core", 2, 1, 1, [info(CORE)], "new")
-    claims = Claims({before.id: before})
-    assert claims.place(core, 9.0) is None
-    before.seen_at = 10.5
-
-    found = claims.place(core, 10.5)
-
-    assert found is not None
-    assert (found.hello.stream, found.hello.engines[0].id) == ("host~2/m/core", "host~2/m/0")
-    assert found.rival is before
-
-
 def test_a_core_whose_front_end_counts_the_same_is_refused() -> None:
     """And the other way round; with a front end that knows of the tap it is not."""
     for own, other in ((CORE, ""), ("", CORE)):
@@ -278,12 +242,3 @@ def test_the_number_of_replicas_is_bounded() -> None:
 
     with pytest.raises(WireError, match="over_limit"):
         Claims(streams).place(HELLO, 0.0)
-
-
-def test_an_id_that_becomes_too_long_is_refused() -> None:
-    """It would break the limit of all that read it."""
-    name = "h" * MAX_LABEL_CHARS
-    before = stream(9.0, id=name)
-
-    with pytest.raises(WireError, match="over_limit"):
-        Claims({name: before}).place(Hello(VERSION, name, 2, 1, 1, []), 0.0)

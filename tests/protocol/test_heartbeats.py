@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from sidestep.engines.folding import ItemFolder
-from sidestep.protocol.limits import MAX_ENGINES_PER_STREAM, VERSION
+from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import (
     Ack,
     EngineInfo,
@@ -16,7 +16,7 @@ from sidestep.protocol.messages import (
     decode_from_sender,
     encode,
 )
-from sidestep.protocol.progress import MAX_FRAMES, OVERDUE, Progress
+from sidestep.protocol.progress import OVERDUE, Progress
 from sidestep.protocol.sender import HEARTBEAT, OVERDUE_HEARTBEAT, Sender
 
 ENGINE = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})
@@ -83,16 +83,6 @@ def test_heartbeats_are_due_earlier_while_progress_is_overdue(
     assert beat(sender, 3 * interval + HEARTBEAT - EARLIER) is None
 
 
-def test_progress_that_becomes_overdue_is_sent_at_once() -> None:
-    """If the last heartbeat is not more recent than the interval."""
-    sender = open_sender()
-    sender.report([late(step_age=1.9)])
-    assert beat(sender, 0.9) is None
-    sender.report([late(step_age=2.0)])
-
-    assert beat(sender, 0.9) is not None
-
-
 def test_the_longest_step_is_kept_until_a_heartbeat_carries_it() -> None:
     """And is carried once: each counts as a step of its own at the exporter."""
     sender = open_sender()
@@ -105,40 +95,3 @@ def test_the_longest_step_is_kept_until_a_heartbeat_carries_it() -> None:
     assert [(3.0, 30), (0.0, 0), (0.25, 2)] == [
         (each.progress[0].longest, each.progress[0].longest_tokens) for each in found if each
     ]
-
-
-def test_a_longest_time_with_tokens_goes_before_one_without() -> None:
-    """Otherwise a front end's prompts would seldom be heard of."""
-    sender = open_sender()
-    for longest, tokens in [(0.5, 5), (3.0, 0), (0.25, 9)]:
-        sender.report([Progress(0, longest=longest, longest_tokens=tokens)])
-
-    found = beat(sender, HEARTBEAT)
-    assert found is not None
-    assert (found.progress[0].longest, found.progress[0].longest_tokens) == (0.5, 5)
-
-
-def test_progress_is_kept_while_there_is_no_exporter() -> None:
-    """The first heartbeat to the next one has the latest."""
-    sender = Sender("s", 7, [ENGINE], Random(1), ItemFolder())
-    sender.report([Progress(0, longest=2.0)])
-    hello = decode_from_sender(sender.next_frame(0.0) or b"")
-    assert isinstance(hello, Hello)
-    sender.sent(0.0)
-    sender.report([late(step_age=60.0)])
-    assert sender.next_frame(1.0) is None
-    sender.receive(encode(Ack(VERSION, 5, 7, hello.nonce, 0, 0)), 1.0)
-
-    found = beat(sender, 1.0)
-    assert found is not None
-    assert (found.progress[0].step_age, found.progress[0].longest) == (60.0, 2.0)
-
-
-def test_the_largest_progress_fits_a_frame() -> None:
-    """One stack of all engines of a stream, with every character the widest."""
-    every = [late(step_age=1e9) for _ in range(MAX_ENGINES_PER_STREAM)]
-    every[0].stack = ["\U0001f600" * 200] * MAX_FRAMES
-
-    message = decode_from_sender(encode(Heartbeat(1, 2, 3, progress=every)))
-
-    assert message == Heartbeat(1, 2, 3, progress=every)

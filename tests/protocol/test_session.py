@@ -104,7 +104,7 @@ def test_hellos_are_repeated_with_backoff() -> None:
 
 
 def test_an_ack_of_another_boot_requires_a_new_handshake() -> None:
-    """An ack of another exporter process requires a new handshake."""
+    """It is that of another exporter process."""
     link = Link(sender(), Receiver(1))
     link.run(0.0)
 
@@ -125,21 +125,6 @@ def test_the_window_is_half_the_ring() -> None:
     assert size // 2 <= sum(map(len, sent)) < size // 2 + 2 * BATCH_BYTES
 
 
-def test_engines_described_during_a_handshake_are_sent() -> None:
-    """The Ack of the earlier Hello no longer completes the handshake."""
-    one, receiver = sender(), Receiver(1)
-    (hello,) = frames(one, 0.0)
-    new = EngineInfo("e", "vllm", ENGINE.labels, {"cache_config": {"block_size": "16"}})
-    one.describe([new])
-    for _, reply in receiver.receive(b"p", decode_from_sender(hello), 0.0).replies:
-        one.receive(encode(reply), 0.0)
-    assert one.state is State.HANDSHAKE
-
-    Link(one, receiver).run(0.1)
-
-    assert receiver.streams["s"].engines == [new]
-
-
 def test_only_the_unreadable_frame_is_replaced() -> None:
     """The applied seq of the next Ack identifies it."""
     one, receiver = sender(), Receiver(1)
@@ -158,19 +143,6 @@ def test_only_the_unreadable_frame_is_replaced() -> None:
 
     assert one.dropped == 1
     assert link.applied == [1, None, 3]
-
-
-def test_a_restart_is_distinguished_from_a_reconnect() -> None:
-    """A restarted process has another incarnation."""
-    receiver = Receiver(1)
-    hello = Hello(VERSION, "s", 1, 1, 1, [ENGINE])
-
-    assert receiver.receive(b"a", hello, 0.0).retired is None
-    assert receiver.receive(b"b", hello, 0.0).retired is None
-    receiver.detach(receiver.streams["s"])
-    new = Hello(VERSION, "s", 2, 1, 1, [ENGINE])
-    receiver.receive(b"c", new, 4.0)
-    assert receiver.receive(b"c", new, 5.0).retired == 1
 
 
 def opened(receiver: Receiver, first: int = 1) -> None:
@@ -304,23 +276,15 @@ def test_a_closed_stream_is_removed_for_a_new_one() -> None:
     assert codes(receiver.receive(b"p", late, 0.0).replies) == []
 
 
-def test_invalid_answers_are_ignored() -> None:
-    """The state of the sender does not change."""
-    one = sender()
-    one.receive(b"\xc1 nonsense", 0.0)
-
-    assert one.state is State.HANDSHAKE
-
-
-def busy(seconds: float, size: int, every: float = 0.125) -> list[float]:
-    """Return the times of Acks to a stream that sends ``size`` bytes at intervals, checked 20 times a second."""
+def busy(seconds: float, size: int) -> list[float]:
+    """Return the times of Acks to a stream that sends ``size`` bytes 8 times a second."""
     receiver = Receiver(1)
     receiver.receive(b"p", Hello(VERSION, "s", 1, 1, 1, [ENGINE]), 0.0)
     reported: list[float] = []
     sent = 0
     for tick in range(int(20 * (seconds + 1))):
         now = tick / 20
-        while now < seconds and sent * every <= now:
+        while now < seconds and sent / 8 <= now:
             sent += 1
             receiver.receive(b"p", Batch(1, sent, [msgspec.Raw(item(1))]), now, size)
         for _, ack in receiver.acks(now):
@@ -331,29 +295,18 @@ def busy(seconds: float, size: int, every: float = 0.125) -> list[float]:
     return reported
 
 
-def test_a_slow_stream_gets_an_ack_each_second() -> None:
-    """And one soon after its last item, which closing senders wait for."""
-    reported = busy(9.5, 500)
+@pytest.mark.parametrize(
+    ("size", "interval"), [(500, 1.0), (ACK_BYTES, ACK_INTERVAL)], ids=["slow", "fast"]
+)
+def test_acks_follow_a_streams_bytes(size: int, interval: float) -> None:
+    """A slow stream gets one each second, a fast one four, and both one soon after the last item."""
+    reported = busy(9.5, size)
 
-    assert len(reported) == 10
-    assert all(0.9 < b - a < 1.1 for a, b in pairwise(reported[:-1]))
-    assert reported[-1] <= 9.5 + 1.2 * ACK_INTERVAL
-
-
-def test_a_fast_stream_gets_four_acks_a_second() -> None:
-    """So that its frames in flight stay far below the window."""
-    reported = busy(10.0, ACK_BYTES)
-
-    assert len(reported) >= 36
-    assert all(b - a < 1.3 * ACK_INTERVAL for a, b in pairwise(reported[:-1]))
+    assert all(0.9 * interval < b - a < 1.3 * interval for a, b in pairwise(reported[:-1]))
+    assert 9.5 <= reported[-1] <= 9.5 + 1.2 * ACK_INTERVAL
 
 
-def test_a_rare_message_gets_an_ack_of_its_own() -> None:
-    """A quarter of a second after it."""
-    assert len(busy(10.0, 500, every=1.0)) == 10
-
-
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_no_sender_runs_into_the_timeout_of_acks(seed: int) -> None:
     """Whatever its ring holds, how much and how often it sends, and how late snapshots are."""
     random = Random(seed)
@@ -400,23 +353,6 @@ def rates(replies: list[tuple[bytes, FromExporter]]) -> list[tuple[bytes, float 
     return [(peer, reply.kv_sample_rate) for peer, reply in replies if isinstance(reply, Ack)]
 
 
-def test_every_ack_carries_the_sample_rate() -> None:
-    """Acks of Hello, items and Bye carry the sample rate, and the sender keeps it."""
-    receiver = Receiver(1)
-    receiver.kv_sample_rate = 0.25
-    hello = Hello(VERSION, "s", 1, 1, 1, [ENGINE])
-
-    assert rates(receiver.receive(b"p", hello, 0.0).replies) == [(b"p", 0.25)]
-    receiver.receive(b"p", Batch(1, 1, [msgspec.Raw(item(1))]), 1.0)
-    assert rates(receiver.acks(1.0)) == [(b"p", 0.25)]
-    assert rates(receiver.receive(b"p", Bye(1, 1), 2.0).replies) == [(b"p", 0.25)]
-
-    link = Link(sender(), receiver)
-    assert link.sender.kv_sample_rate is None
-    link.run(3.0)
-    assert link.sender.kv_sample_rate == 0.25
-
-
 def test_a_changed_sample_rate_is_sent_to_open_streams_at_once() -> None:
     """Once, though nothing was applied since the last Ack."""
     receiver = Receiver(1)
@@ -439,18 +375,6 @@ def test_a_changed_sample_rate_is_sent_to_open_streams_at_once() -> None:
     assert receiver.acks(1000.0) == []
 
 
-def test_the_sample_rate_is_kept_during_a_handshake() -> None:
-    """Until the next Ack."""
-    receiver = Receiver(1)
-    receiver.kv_sample_rate = 0.5
-    link = Link(sender(), receiver)
-    link.run(0.0)
-    link.sender.reopened()
-
-    assert link.sender.state is State.HANDSHAKE
-    assert link.sender.kv_sample_rate == 0.5
-
-
 def test_nothing_is_sent_before_the_hello_is_answered() -> None:
     """Only an Ack with the nonce of this Hello completes the handshake (S5)."""
     one = sender()
@@ -466,42 +390,3 @@ def test_nothing_is_sent_before_the_hello_is_answered() -> None:
     one.receive(encode(Ack(VERSION, 5, 7, first.nonce, 0, 0)), 0.0)
 
     assert isinstance(decode_from_sender(frames(one, 0.0)[0]), Batch)
-
-
-def test_unacknowledged_frames_are_sent_to_the_next_exporter() -> None:
-    """They are unchanged."""
-    one = sender()
-    first = Receiver(1)
-    link = Link(one, first)
-    link.run(0.0)
-    one.add([item(1)])
-    (lost,) = frames(one, 0.1)
-
-    after = Link(one, Receiver(2))
-    assert frames(one, 0.1 + ACK_TIMEOUT) == []
-    assert one.reopen
-    after.run(0.2 + ACK_TIMEOUT)
-
-    assert [1] == after.applied
-    assert isinstance(decode_from_sender(lost), Batch)
-
-
-def test_a_replaced_process_continues_at_its_seq_under_another_id() -> None:
-    """It was frozen while a new process took its place; nothing is lost or applied twice."""
-    receiver = Receiver(1)
-    old, new = Link(sender(1), receiver, b"old"), Link(sender(2), receiver, b"new")
-    old.sender.add([item(1)])
-    old.run(0.0)
-    for now in (0.5, 4.0, 5.0):
-        new.run(now)
-    old.sender.add([item(2)])
-    for now in (5.0, 6.5, 8.0):
-        new.sender.add([item(3)])
-        new.run(now)
-        old.run(now)
-    new.run(8.0)
-
-    assert old.applied == [1, 2]
-    assert new.applied == [3, 3, 3]
-    assert receiver.streams["s"].incarnation == 2
-    assert receiver.streams["s~2"].incarnation == 1

@@ -59,7 +59,6 @@ class Scheduler:
     Attributes:
         admits: Whether waiting requests join the batch.
         answers: Whether steps have output.
-        allocate_slots: Called while a batch is scheduled.
     """
 
     def __init__(self, vllm_config: Any, *, log_stats: bool = False) -> None:
@@ -72,7 +71,6 @@ class Scheduler:
         self.running: list[Request] = []
         self.pause_state = 0
         self.admits = self.answers = True
-        self.allocate_slots: Callable[[], None] = lambda: None
 
     def add_request(self, request: Request) -> None:
         """Queue a request."""
@@ -85,7 +83,6 @@ class Scheduler:
 
     def schedule(self) -> Any:
         """Return the next batch: all of a prompt, then one token at a time."""
-        self.allocate_slots()
         new: list[Request] = []
         if self.admits:
             new, self.waiting = self.waiting, []

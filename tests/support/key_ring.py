@@ -49,12 +49,8 @@ class Ring:
             "ingest_authorized_keys": str(self.authorized),
         }
 
-    def connect(
-        self, exporter: Exporter | str, secret: Path | None
-    ) -> AbstractAsyncContextManager[Peer]:
-        """Connect with the secret key of an engine, or without keys."""
-        if secret is None:
-            return connect(exporter)
+    def connect(self, exporter: Exporter | str, secret: Path) -> AbstractAsyncContextManager[Peer]:
+        """Connect with the secret key of an engine."""
         return connect(exporter, keys.read_secret(secret), keys.read_public(self.public).text)
 
     def environ(self, monkeypatch: pytest.MonkeyPatch, secret: object) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,16 +14,13 @@ _numbers = itertools.count(1)
 
 
 class Manager:
-    """A stand-in of SGLang's tokenizer manager.
+    """A stand-in of SGLang's tokenizer manager, with a collector as the plugin makes SGLang make it."""
 
-    Args:
-        make: Makes its collector; by default, as the plugin makes SGLang do.
-    """
-
-    def __init__(self, make: Callable[[], Any] | None = None) -> None:
+    def __init__(self) -> None:
         self.rid_to_state: dict[str, Any] = {}
         self.last_receive_tstamp = 0.0
-        self.metrics_collector: Any = make() if make is not None else _tapped()
+        collector = taps.tapped(TokenizerMetricsCollector, "tokenizer")
+        self.metrics_collector: Any = collector(dict(TOKENIZER))
         # SGLang registers the function after it has made the collector.
         self.dispatch_abort = self._handle_abort_req
 
@@ -133,7 +129,3 @@ class Manager:
             handle()
         except BaseException:  # noqa: BLE001 - cancellations as well
             self._release_req_states_on_failure({state.obj.rid: state})
-
-
-def _tapped() -> Any:
-    return taps.tapped(TokenizerMetricsCollector, "tokenizer")(dict(TOKENIZER))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from key_ring import Ring
 from peers import count, generated, publisher
 from sidestep.app.exporter import Exporter
 from sidestep.protocol.limits import VERSION
-from sidestep.protocol.messages import EngineInfo, FromExporter, Hello, Nack
+from sidestep.protocol.messages import Ack, EngineInfo, FromExporter, Hello, Nack
 from sidestep.transport import keys
 from sidestep.transport.access import Access
 from sidestep.transport.keys import CLIENT_KEY, SERVER_KEY
@@ -46,21 +45,6 @@ async def refused(peer: Peer, message: Hello) -> str:
     return f"{answer.code}: {answer.detail}"
 
 
-async def test_a_peer_without_a_key_cannot_connect(ring: Ring, start: Start) -> None:
-    """Authorized peers are not affected."""
-    good = ring.engine("good")
-    async with start(**ring.flags) as exporter:
-        async with ring.connect(exporter, None) as plain, ring.connect(exporter, good) as peer:
-            # One that was refused by now has no connection to say it to.
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(plain.send(hello("plain", "e")), 1)
-            for number in range(20):
-                await peer.send_hello(f"s{number}", incarnation=number + 1)
-
-        assert "plain" not in exporter.intake.receiver.streams
-        assert exporter.metrics.value("sidestep_messages_total", "hello") == 20
-
-
 async def test_a_key_is_accepted_as_soon_as_its_file_appears(
     ring: Ring, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -77,7 +61,7 @@ async def test_a_key_is_accepted_as_soon_as_its_file_appears(
 
 
 async def test_a_removed_key_is_refused_while_it_is_connected(ring: Ring, start: Start) -> None:
-    """Its frames and its next connection are refused; other keys are not affected."""
+    """Its frames are answered with the reason, its next connection is refused, and other keys go on."""
     bad, good = ring.engine("bad"), ring.engine("good")
     async with start(**ring.flags) as exporter, ring.connect(exporter, bad) as peer:
         await peer.send_hello()
@@ -85,7 +69,12 @@ async def test_a_removed_key_is_refused_while_it_is_connected(ring: Ring, start:
         await until(lambda: tokens(exporter) == 1)
         ring.remove("bad")
         await until(lambda: len(exporter.intake.guard._keys or ()) == 1)
-        await peer.send(batch(2, step()))
+        for frame in (batch(2, step()), b"\xc1"):
+            await peer.send(frame)
+            while isinstance(answer := await peer.receive(), Ack):
+                pass  # That of the first batch may come late.
+            assert isinstance(answer, Nack)
+            assert answer.code == "unauthorised"
         async with ring.connect(exporter, bad) as again:
             await again.send(batch(2, step()))
             await until(lambda: exporter.metrics.value(DENIED, "curve") >= 1)
@@ -94,24 +83,7 @@ async def test_a_removed_key_is_refused_while_it_is_connected(ring: Ring, start:
             await other.send(batch(1, step(), incarnation=2))
             await until(lambda: tokens(exporter) == 2)
 
-        assert exporter.metrics.value("sidestep_rejected_total", "unauthorised") == 1
-
-
-async def test_a_sender_with_a_removed_key_is_told_the_reason(ring: Ring, start: Start) -> None:
-    """Valid and invalid frames are answered alike."""
-    secret = ring.engine("a")
-    async with start(**ring.flags) as exporter, ring.connect(exporter, secret) as peer:
-        await peer.send_hello()
-        ring.remove("a")
-        await until(lambda: not len(exporter.intake.guard._keys or ()))
-        codes = []
-        for frame in (hello("s", "s0"), b"\xc1"):
-            await peer.send(frame)
-            answer = await peer.receive()
-            assert isinstance(answer, Nack)
-            codes.append(answer.code)
-
-        assert codes == ["unauthorised"] * 2
+        assert exporter.metrics.value("sidestep_rejected_total", "unauthorised") == 2
 
 
 async def test_a_key_cannot_use_names_of_another_key(ring: Ring, start: Start) -> None:
@@ -198,20 +170,6 @@ async def test_rebinding_preserves_which_endpoints_require_keys(ring: Ring, star
             await local.send_hello("local", incarnation=2)
 
 
-async def test_an_engine_that_gets_its_key_later_connects(
-    ring: Ring, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A connection without a key was refused before."""
-    secret = ring.engine("a")
-    async with start(**ring.flags) as exporter:
-        one = publisher(exporter.endpoints[0])
-        one.push(count())
-        await until(lambda: "CURVE" in one._link.problem)
-        ring.environ(monkeypatch, secret)
-        await until(lambda: generated(exporter) == 1)
-        await asyncio.to_thread(one.close)
-
-
 async def test_an_engine_with_a_key_delivers(
     ring: Ring, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,9 +192,6 @@ BAD_ENVIRONS: dict[str, tuple[dict[str, str], str]] = {
     "no client key": ({SERVER_KEY: "exporter.pub"}, f"{CLIENT_KEY} is not set"),
     "no server key": ({CLIENT_KEY: "a.key"}, f"{SERVER_KEY} is not set"),
     "missing file": ({SERVER_KEY: "exporter.pub", CLIENT_KEY: "none.key"}, "No such file"),
-    "public for secret": ({SERVER_KEY: "exporter.pub", CLIENT_KEY: "a.pub"}, "a public key"),
-    "secret for public": ({SERVER_KEY: "exporter.key", CLIENT_KEY: "a.key"}, "a secret key"),
-    "noise": ({SERVER_KEY: "exporter.pub", CLIENT_KEY: "noise"}, "not a key of 40"),
     "a directory": ({SERVER_KEY: "exporter.pub", CLIENT_KEY: "authorized"}, "cannot read key file"),
 }
 
@@ -252,8 +207,6 @@ async def test_an_invalid_key_never_disturbs_the_engine(
     """One log line without traceback; nothing is sent, even to a plain exporter, until the key is valid."""
     environ, what = bad
     good = ring.engine("a")
-    (ring.directory / "noise").write_text("noise")
-    (ring.directory / "noise").chmod(0o600)
     for name, file in environ.items():
         monkeypatch.setenv(name, str(ring.directory / file))
     async with start(ingest_endpoint=("tcp://127.0.0.1:*",)) as plain:
@@ -285,7 +238,6 @@ async def test_commands_use_the_same_keys(ring: Ring, start: Start) -> None:
         done = await asyncio.to_thread(sidestep, *replay, **environ)
         assert done.returncode == 0, done.stderr
         bad = {**environ, CLIENT_KEY: "/none"}
-        one_line(await asyncio.to_thread(sidestep, *replay, **bad), 2, "SIDESTEP_CLIENT_KEY: ")
         record = ("record", ring.directory / "x", "--connect", exporter.endpoints[0])
         listen = ("--listen", f"ipc://{ring.directory}/tee.ipc")
         done = await asyncio.to_thread(sidestep, *record, *listen, **bad)

@@ -9,9 +9,6 @@ from pathlib import Path
 
 import pytest
 import zmq
-from hypothesis import given
-from hypothesis import strategies as st
-from zmq.utils import z85
 
 from command_line import one_line, sidestep
 from key_ring import Ring
@@ -56,12 +53,6 @@ def test_keygen_never_overwrites_a_key(tmp_path: Path) -> None:
     assert not secret.exists()
 
 
-@given(st.binary(min_size=32, max_size=32))
-def test_every_z85_key_is_valid(raw: bytes) -> None:
-    """A key may begin with any character of the alphabet."""
-    assert keys.is_key(z85.encode(raw).decode())
-
-
 @pytest.mark.parametrize(
     "text", ["", "x" * 39, "x" * 41, "%" * 40, "x" * 39 + "é", "x" * 39 + "~", "x" * 39 + "\n"]
 )
@@ -92,13 +83,6 @@ def test_an_invalid_secret_key_is_a_configuration_error(
         path.chmod(0o644 if name == "open.key" else 0o600)
     with pytest.raises(ConfigError, match=what):
         keys.read_secret(path)
-
-
-def test_a_pipe_is_not_read_as_a_key(tmp_path: Path) -> None:
-    """Reading from it could block forever."""
-    os.mkfifo(tmp_path / "pipe", 0o600)
-    with pytest.raises(ConfigError, match="not a key of 40"):
-        keys.read_secret(tmp_path / "pipe")
 
 
 def test_a_secret_key_in_place_of_a_public_one_is_refused(ring: Ring) -> None:
@@ -156,36 +140,6 @@ def test_a_missing_directory_of_keys_is_a_configuration_error(tmp_path: Path) ->
         AuthorizedKeys(tmp_path / "none")
 
 
-def test_a_name_belongs_to_the_first_key_that_uses_it() -> None:
-    """The key may be that of local peers; it owns names until it is released; a refused Hello claims none."""
-    owners = NameOwners()
-    owners.claim("a", "s", ["e1", "e2"])
-    owners.claim("a", "s", ["e1", "e2", "e3"])
-    for stream, engines in (("s", ["f"]), ("t", ["f", "e3"])):
-        with pytest.raises(WireError, match="belongs to another key"):
-            owners.claim("b", stream, engines)
-    with pytest.raises(WireError, match="belongs to another key"):
-        owners.claim(LOCAL, "local", ["e1"])
-    owners.claim("b", "t", ["f"])
-    owners.claim(LOCAL, "local", ["g"])
-    with pytest.raises(WireError, match="belongs to another key"):
-        owners.claim("a", "s", ["g"])
-
-    owners.release("a")
-    owners.claim("b", "s", ["e1", "e2", "e3"])
-    with pytest.raises(WireError, match="belongs to another key"):
-        owners.claim("a", "s", [])
-
-
-def test_a_key_may_feed_engines_that_match_its_patterns() -> None:
-    """Every engine of a Hello must match; the comparison is case-sensitive."""
-    owners = NameOwners()
-    owners.claim("a", "s", ["prod/x/0", "test/1"], ["prod/*", "test/?"])
-    for engine in ("dev/x", "test/12", "Prod/x", "xprod/x"):
-        with pytest.raises(WireError, match=f"may not feed engine {engine}"):
-            owners.claim("a", "s", ["prod/x/0", engine], ["prod/*", "test/?"])
-
-
 def test_the_names_of_a_key_are_limited() -> None:
     """Further names of a key are refused; local peers may use more, but own no more."""
     for key in ("a", LOCAL):
@@ -199,16 +153,6 @@ def test_the_names_of_a_key_are_limited() -> None:
         else:
             owners.claim(key, "more", [])
         assert len(owners._streams) + len(owners._engines) == MAX_NAMES
-
-
-def test_keys_are_read_only_for_tcp() -> None:
-    """A path needs none, and without configured keys there are none."""
-    environ = {SERVER_KEY: "/none", CLIENT_KEY: "/none"}
-
-    assert keys_for("ipc:///x", environ) is None
-    assert keys_for("tcp://x:1", {}) is None
-    with pytest.raises(ConfigError):
-        keys_for("tcp://x:1", environ)
 
 
 def test_a_libzmq_without_curve_is_a_configuration_error(

@@ -18,7 +18,7 @@ from sidestep.requests.log_file import LogFile
 from sidestep.snapshot.state_file import DAMAGED, SNAPSHOT, StateDirectory
 from sidestep.tracking.kv_blocks.hit_ratio_curve import Point
 from sidestep.transport.listener import IngestListener
-from sidestep.transport.path_owners import check_owners, open_file
+from sidestep.transport.path_owners import open_file
 from sidestep.transport.plain_connection import PlainConnection
 from sidestep_adapters.recording.format import Writer
 from sidestep_tools.whatif.plot import write
@@ -169,14 +169,6 @@ def test_files_of_the_process_can_be_written_to(tmp_path: Path) -> None:
     assert (tmp_path / "x").read_text() == ""
 
 
-def test_links_without_an_end_are_an_error(tmp_path: Path) -> None:
-    """As in the system itself."""
-    (tmp_path / "a").symlink_to("b")
-    (tmp_path / "b").symlink_to("../" + tmp_path.name + "/a")
-    with pytest.raises(OSError, match="symbolic links"):
-        check_owners(tmp_path / "a")
-
-
 def ended(path: Path) -> str:
     """Connect to a socket, and return why the connection ended; empty while it is open."""
     connection = PlainConnection(f"ipc://{path}", time.monotonic())
@@ -203,17 +195,6 @@ def test_an_engine_sends_nothing_to_another_users_socket(
         assert f"belongs to user {STRANGER}" in ended(path)
         with listening.accept()[0] as peer:
             assert peer.recv(1) == b""
-
-
-def test_an_engine_does_not_use_a_socket_that_is_gone(shared: Path) -> None:
-    """A path that was removed after the connection cannot be checked."""
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(shared / "i"))
-        listening.listen()
-        connection = PlainConnection(f"ipc://{shared}/i", time.monotonic())
-        (shared / "i").unlink()
-        connection.advance(time.monotonic())
-        assert "No such file" in connection.ended
 
 
 BECOMES = """
@@ -257,7 +238,7 @@ def mount() -> Iterator[Path]:
         yield path
 
 
-@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o2777, 0o755])
+@pytest.mark.parametrize("mode", [0o1777, 0o2777, 0o755])
 def test_engines_of_a_pod_connect_whatever_their_user(mode: int, mount: Path) -> None:
     """The directory is open to a group of theirs; without the group another user's directory is refused.
 
@@ -272,12 +253,7 @@ def test_engines_of_a_pod_connect_whatever_their_user(mode: int, mount: Path) ->
     with subprocess.Popen(listens, stdin=pipe, stdout=pipe) as exporter:
         assert exporter.stdout is not None
         assert exporter.stdout.readline() == b"listens\n"
-        for user, *groups in (
-            (0, 0, EXPORTER),
-            (EXPORTER, EXPORTER),
-            (1000, 1000, EXPORTER),
-            (4711, EXPORTER),
-        ):
+        for user, *groups in ((0, 0, EXPORTER), (1000, 1000, EXPORTER), (4711, EXPORTER)):
             assert said(endpoint, user, *groups) == "ready"
         alone = said(endpoint, 0, 0)
         exporter.communicate()

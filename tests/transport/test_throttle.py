@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from exporters import Start, until
-from sidestep.transport.guard import LIMIT, PENALTY, PERIOD, Throttle
+from sidestep.transport.guard import LIMIT, Throttle
 from socket_peers import batch, connect, step, tokens
 
 
@@ -15,27 +14,6 @@ def full(throttle: Throttle, peer: bytes, now: float) -> None:
     """Send as many invalid messages as are tolerated."""
     for _ in range(LIMIT):
         assert not throttle.count_invalid(peer, now)
-
-
-def test_a_peer_over_the_limit_is_ignored_for_ten_seconds() -> None:
-    """Afterwards its count starts again."""
-    throttle = Throttle()
-    full(throttle, b"p", 0.0)
-    assert not throttle.ignores(b"p", 0.5)
-    assert throttle.count_invalid(b"p", 0.9)
-
-    assert throttle.ignores(b"p", 0.9 + PENALTY - 0.01)
-    assert not throttle.ignores(b"p", 0.9 + PENALTY)
-    full(throttle, b"p", 0.9 + PENALTY)
-
-
-def test_the_limit_is_per_second() -> None:
-    """A peer at the limit every second is never ignored."""
-    throttle = Throttle()
-    for second in range(20):
-        full(throttle, b"p", second * PERIOD)
-
-    assert not throttle.ignores(b"p", 20.0)
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.floats(0, 100)), max_size=300))
@@ -49,13 +27,12 @@ def test_the_tables_are_bounded(events: list[tuple[int, float]]) -> None:
         assert len(throttle) <= 8
 
 
-@pytest.mark.parametrize("strangers", [1, 2, 3])
-def test_many_peers_do_not_evict_the_busiest_one(strangers: int) -> None:
+def test_many_peers_do_not_evict_the_busiest_one() -> None:
     """Peers that sent less recently are evicted first."""
     throttle = Throttle(capacity=8)
     ignored = False
     for number in range(LIMIT + 1):
-        for stranger in range(strangers):
+        for stranger in range(3):
             throttle.count_invalid(f"stranger {number} {stranger}", 0.0)
         ignored = throttle.count_invalid(b"p", 0.0)
 

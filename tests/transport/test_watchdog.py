@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import re
 import struct
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fuzz import zmtp_peer
 
 from command_line import serving
 from exporters import Start, until
 from pages import get
-from peers import LABELS, count, endless, publisher
+from peers import LABELS, count, publisher
 from sidestep.errors import ConfigError
 from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import EngineInfo, Hello, Nack
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep.transport.listener import IngestListener
-from sidestep.transport.process import raise_open_files, resident
+from sidestep.transport.process import resident
 from sidestep.transport.upkeep import FLOODED, MIB, PAUSE, TRIM_INTERVAL, Upkeep, Watchdog
 from socket_peers import connect
 
@@ -36,85 +40,6 @@ class Memory:
     def __call__(self) -> int:
         """The reader."""
         return self.used
-
-
-def test_limits_apply_while_memory_is_above_them() -> None:
-    """The soft limit refuses new streams, the hard one closes the socket."""
-    memory = Memory()
-    watchdog = Watchdog(100, 200, memory)
-    seen = []
-    for memory.used in (99, 100, 199, 200, 99):
-        seen.append((watchdog.must_cut(), watchdog.full))
-
-    assert seen == [(False, False), (False, True), (False, True), (True, True), (False, False)]
-
-
-def test_the_exporters_own_state_over_the_limit_is_logged_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """The socket is closed again only for what comes on top; below the limit the state is as before."""
-    memory = Memory()
-    watchdog = Watchdog(0, 200, memory)
-    memory.used = 300
-    assert watchdog.must_cut()
-    watchdog.check_after_cut()
-    assert [watchdog.must_cut() for _ in range(100)] == [False] * 100
-    assert caplog.text.count("the exporter's own state") == 1
-
-    memory.used = 350
-    assert watchdog.must_cut()
-    memory.used = 150
-    watchdog.check_after_cut()
-    memory.used = 200
-    assert watchdog.must_cut()
-
-
-def test_a_peer_that_fills_the_memory_again_and_again_does_not_fill_the_log(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """One line of each kind a minute."""
-    memory = Memory()
-    watchdog = Watchdog(100, 200, memory)
-    for _ in range(100):
-        memory.used = 300
-        assert watchdog.must_cut()
-        memory.used = 50
-        watchdog.check_after_cut()
-
-    assert len(caplog.records) == 2
-
-
-def test_the_socket_is_closed_once_if_that_frees_nothing(tmp_path: Path) -> None:
-    """A socket whose closing frees no memory is closed once, and stays bound afterwards."""
-    metrics = SelfMetrics()
-    listener = IngestListener([f"ipc://{tmp_path}/own/i"])
-    upkeep = Upkeep(listener, Watchdog(0, 200, lambda: 300), metrics)
-    assert upkeep.due(0.0)
-    upkeep.act(0.0)
-    assert not any(upkeep.due(float(second)) for second in range(100))
-    assert metrics.value("sidestep_rebinds_total", "memory") == 1
-    listener.close(0)
-
-
-def test_a_socket_that_is_filled_again_stays_closed_for_a_pause(tmp_path: Path) -> None:
-    """Meanwhile peers cannot fill memory, and the path is not lost."""
-    memory = Memory()
-    listener = IngestListener([f"ipc://{tmp_path}/own/i"])
-    upkeep = Upkeep(listener, Watchdog(0, 200, memory), SelfMetrics())
-    for now in (0.0, 0.1):
-        memory.used = 0
-        upkeep.due(now)
-        memory.used = 200
-        assert upkeep.due(now)
-        upkeep.act(now)
-        assert (listener.socket is None) == (now > 0)
-    memory.used = 0
-    assert not upkeep.due(PAUSE - 0.01)
-    assert not listener.lost
-    assert upkeep.due(PAUSE)
-    upkeep.act(PAUSE)
-    assert listener.socket is not None
-    listener.close(0)
 
 
 @pytest.mark.parametrize("is_enough", [True, False], ids=["enough", "not enough"])
@@ -206,12 +131,6 @@ def test_limits_of_zero_are_off() -> None:
         Watchdog(2, 1, resident)
 
 
-def test_memory_and_open_files_of_the_process_are_read() -> None:
-    """A Python process has more than a megabyte."""
-    assert MIB < resident() < 100_000 * MIB
-    assert raise_open_files() >= 256
-
-
 async def test_new_streams_are_refused_at_the_soft_limit(start: Start) -> None:
     """The refusal is counted; a known stream continues, even over a new connection."""
     async with start() as exporter, connect(exporter) as old, connect(exporter) as new:
@@ -245,6 +164,33 @@ MORE = {
 }
 
 
+@contextlib.contextmanager
+def endless(path: Path, frame: bytes) -> Iterator[list[int]]:
+    """Send parts of a message that never ends, and connect again whenever cut off.
+
+    Yields:
+        The bytes sent so far, one number a connection.
+    """
+    stop = threading.Event()
+    sent: list[int] = []
+
+    def attack() -> None:
+        while not stop.wait(0.005):
+            with contextlib.suppress(OSError), zmtp_peer.connect(path) as peer:
+                sent.append(0)
+                while not stop.is_set():
+                    peer.sendall(frame)
+                    sent[-1] += len(frame)
+
+    thread = threading.Thread(target=attack)
+    thread.start()
+    try:
+        yield sent
+    finally:
+        stop.set()
+        thread.join()
+
+
 @pytest.mark.parametrize("frame", MORE.values(), ids=MORE.keys())
 async def test_endless_messages_are_cut_off(frame: bytes, tmp_path: Path) -> None:
     """The process stays within its limits, and counts of an engine stay exact."""
@@ -260,7 +206,7 @@ async def test_endless_messages_are_cut_off(frame: bytes, tmp_path: Path) -> Non
         peak = pushed = 0
         with endless(path, frame) as sent:
             async with asyncio.timeout(60):
-                while len(sent) < 4:
+                while len(sent) < 3:
                     engine.push(count())
                     pushed += 1
                     peak = max(peak, resident_of(process.pid))
@@ -270,7 +216,7 @@ async def test_endless_messages_are_cut_off(frame: bytes, tmp_path: Path) -> Non
         page = await get(url)
         await until(lambda: resident_of(process.pid) < soft, timeout=30)
 
-    assert value(page, 'sidestep_rebinds_total{reason="memory"}') >= 3
+    assert value(page, 'sidestep_rebinds_total{reason="memory"}') >= 2
     assert value(page, 'vllm:generation_tokens_total{engine="0",model_name="m"}') == pushed + 1
     assert value(page, "sidestep_lost_items_total") == 0
     # Between two looks a sender on this host can add what it sends in 50 ms, and a slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import re
@@ -19,10 +18,9 @@ from llama_servers import (
     pages,
     props,
     recorded,
-    recording,
     response,
 )
-from pages import get, parse
+from pages import parse
 from sidestep.app.exporter import Exporter
 from sidestep.errors import ConfigError
 from sidestep.exposition.text_page import render
@@ -90,26 +88,6 @@ async def test_the_page_is_the_servers(name: str, start: Start) -> None:
     )
 
 
-async def test_counters_are_the_clients_totals(start: Start) -> None:
-    """Tokens of the recorded load are those of the responses."""
-    totals = recording("load")["totals"]
-    async with (
-        llama_server(metrics=recorded(pages("load")[-1])) as server,
-        start(engine=engine(server), metrics_common=True) as exporter,
-    ):
-        await polled_again(exporter, server)
-        found = samples(exporter)
-
-    assert found["llamacpp:prompt_tokens_total"] == totals["timings.prompt_n"]
-    assert found["llamacpp:prompt_tokens_cached_total"] == totals["timings.cache_n"]
-    assert found["llamacpp:tokens_predicted_total"] == totals["timings.predicted_n"]
-    looked_up = found["sidestep_prefix_cache_looked_up_tokens_total"]
-    assert looked_up == totals["timings.prompt_n"] + totals["timings.cache_n"]
-    assert found["sidestep_prefix_cache_found_tokens_total"] == totals["timings.cache_n"]
-    assert found["sidestep_max_running_requests"] == 4
-    assert found["sidestep_requests_running"] == found["sidestep_requests_waiting"] == 0
-
-
 async def test_counters_continue_over_restarts(start: Start) -> None:
     """A header identifies another process, so that even one with higher counts is noticed."""
     first, second = pages("restart")
@@ -150,17 +128,6 @@ async def test_a_sleeping_model_is_asked_for_nothing_that_wakes_it(start: Start)
         await until(lambda: state(exporter) in ("ok", "idle"))
 
 
-async def test_a_model_that_sleeps_at_the_start_stays_asleep(start: Start) -> None:
-    """An exporter that starts later does not ask for a page, which older builds would wake for."""
-    async with (
-        llama_server(props=props(is_sleeping=True), metrics=page()) as server,
-        start(engine=engine(server)) as exporter,
-    ):
-        await until(lambda: bool(exporter.registry.engines) and state(exporter) == "asleep")
-
-        assert set(server.asked) == {"/props"}
-
-
 async def test_slots_are_asked_only_while_requests_run(start: Start) -> None:
     """The tokens of requests in slots are the context in use; without requests it is 0."""
     slots = [
@@ -188,20 +155,6 @@ async def test_slots_are_asked_only_while_requests_run(start: Start) -> None:
     assert busy["sidestep_llamacpp_context_tokens"] == 512
     assert busy["sidestep_llamacpp_context_size_tokens"] == 4 * 2048
     assert busy["sidestep_kv_cache_usage_ratio"] == 512 / 8192
-
-
-async def test_a_server_without_slots_has_no_context_in_use(start: Start) -> None:
-    """It is asked once, and the rest of its page is exposed."""
-    no_slots = failure(501, "This server does not support slots endpoint.")
-    async with (
-        llama_server(metrics=page(requests_processing=1), slots=no_slots) as server,
-        start(engine=engine(server)) as exporter,
-    ):
-        await polled_again(exporter, server)
-        await polled_again(exporter, server)
-
-        assert server.asked.count("/slots") == 1
-        assert samples(exporter)["llamacpp:requests_processing"] == 1
 
 
 def model(name: str, status: str) -> dict[str, object]:
@@ -248,21 +201,6 @@ async def test_a_routers_models_are_engines(start: Start) -> None:
             assert samples(exporter, model_name="one")["llamacpp:prompt_tokens_total"] == 8
 
 
-async def test_a_model_of_a_router_that_fails_hides_no_other(start: Start) -> None:
-    """Between list and page a model may be unloaded; the poll reports the failure."""
-    query = "?model={}&autoload=false"
-    async with llama_server(
-        props=response(json.dumps({"role": "router"})), models=models(a="loaded", b="loaded")
-    ) as server:
-        for name in ("a", "b"):
-            server.answers[f"/props{query.format(name)}"] = props()
-        server.answers[f"/metrics{query.format('a')}"] = failure(400, "model is not loaded")
-        server.answers[f"/metrics{query.format('b')}"] = page(1, prompt_tokens_total=5)
-        async with start(engine=engine(server)) as exporter:
-            await until(lambda: polls(exporter, server, "http_400") > 1)
-            assert samples(exporter, model_name="b")["llamacpp:prompt_tokens_total"] == 5
-
-
 async def test_a_server_that_loads_its_model_is_starting(start: Start) -> None:
     """The poll has that outcome, and an engine that is known has that state."""
     loading = failure(503, "Loading model")
@@ -284,9 +222,7 @@ async def test_a_server_that_loads_its_model_is_starting(start: Start) -> None:
         (recorded(pages("plain", status=501)[0]), "no_metrics", "with --metrics"),
         (failure(404, "File Not Found"), "wrong_path", "with --api-prefix it ends with the prefix"),
         (recorded(pages("key", status=401)[0]), "http_401", "header.Authorization=Bearer @/FILE"),
-        (response("up 1\n", kind="text/plain"), "bad_answer", "is that of a llama-server"),
         (response("<html>", kind="text/html"), "bad_answer", "is that of a llama-server"),
-        (response("", kind="text/plain"), "bad_answer", "is that of a llama-server"),
     ],
 )
 async def test_a_failed_poll_says_what_to_do(
@@ -298,25 +234,6 @@ async def test_a_failed_poll_says_what_to_do(
 
     found = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert len([one for one in found if line in one and server.url in one]) == 1
-
-
-async def test_a_key_is_sent(start: Start) -> None:
-    """Every request has the header."""
-    async with (
-        llama_server(metrics=page(n_decode_total=1)) as server,
-        start(engine=engine(server, "header.Authorization=Bearer k3y")) as exporter,
-    ):
-        await polled_again(exporter, server)
-
-    assert all("Authorization: Bearer k3y" in head for head in server.http.heads)
-
-
-async def test_a_page_in_quotes_is_read(start: Start) -> None:
-    """Builds of November 2025 sent it as one string in JSON."""
-    quoted = response(json.dumps("# HELP x\nllamacpp:n_decode_total 3\n"))
-    async with llama_server(metrics=quoted) as server, start(engine=engine(server)) as exporter:
-        await polled_again(exporter, server)
-        assert samples(exporter)["llamacpp:n_decode_total"] == 3
 
 
 async def test_labels_can_be_set(start: Start) -> None:
@@ -371,31 +288,6 @@ async def test_counters_survive_the_exporter(start: Start, tmp_path: object) -> 
         async with start(engine=engine(server), **flags) as exporter:
             await polled_again(exporter, server)
             assert samples(exporter)["llamacpp:n_decode_total"] == 10
-
-
-async def test_the_live_page_and_the_log_have_it(
-    start: Start, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Rates, requests, context and cache hits are there; latencies, which no page has, are not."""
-    counted = {"prompt_tokens_total": 9, "prompt_tokens_cached_total": 1, "n_decode_total": 4}
-    async with (
-        llama_server(metrics=page(1, **counted, tokens_predicted_total=4)) as server,
-        start(engine=engine(server), log_stats_interval="0.2") as exporter,
-    ):
-        await until(lambda: "llamacpp" in str(list(exporter.registry.engines)))
-        # Rates begin once the first page has been read.
-        number = 1
-        while "generation " not in caplog.text:
-            number += 1
-            more = {name: value * number for name, value in counted.items()}
-            server.answers["/metrics"] = page(1, **more, tokens_predicted_total=4 * number)
-            await asyncio.sleep(0.2)
-        live = await get(exporter.url.replace("/metrics", "/api/v1/live"))
-    line = next(each for each in caplog.messages if "generation" in each)
-
-    assert "prefix cache hits 10.0%" in line
-    assert "TTFT" not in line
-    assert '"dialect":"llamacpp"' in live.replace(" ", "")
 
 
 @pytest.mark.parametrize(

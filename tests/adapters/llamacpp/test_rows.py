@@ -42,9 +42,3 @@ def test_every_family_of_any_release_has_a_row_or_a_reason() -> None:
         assert (name in rows) != (name in LEFT_OUT), name
         if name in rows:
             assert rows[name].own_labels == tuple(family["labels"])
-
-
-def test_reasons_are_for_no_row() -> None:
-    """A family with a row needs no reason."""
-    assert LEFT_OUT
-    assert not LEFT_OUT & {row.name for row in ROWS}

@@ -52,12 +52,6 @@ async def test_series_are_read_by_their_labels() -> None:
     }
 
 
-async def test_a_gauge_that_is_added_up_is_not_negative() -> None:
-    """Below 0 it says that there is no value; another gauge may be negative."""
-    page = "toy_running -1\ntoy_temperature -1\n"
-    assert await read(page) == {"toy_temperature": -1}
-
-
 @pytest.mark.parametrize(
     "line",
     [

@@ -2,66 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sidestep_adapters.polling.state import GRACE, PATIENT, STATES, PollState
 
 CAUSES = ("unreachable", "slow", "truncated", "bad_answer", "http_503", "unreadable")
-
-
-def polled(interval: float = 1.0, *, answered: bool = True) -> PollState:
-    """Return a target polled at 0, and again at 10 if it answered."""
-    state = PollState(interval)
-    state.started(0.0)
-    if answered:
-        state.answered()
-        state.started(10.0)
-    return state
-
-
-def test_a_target_is_down_before_the_first_response() -> None:
-    """With the first response it is up at once."""
-    state = polled(answered=False)
-
-    assert [state.tick(now) for now in (0.5, 5.0, 100.0)] == ["down"] * 3
-    assert state.answered() == "up"
-
-
-def test_an_overdue_response_makes_it_stale() -> None:
-    """After 30 s without a response it is down; the next response makes it up."""
-    state = polled()
-
-    assert [state.tick(10.0 + late) for late in (0.0, 1.0, 1.1, 29.9)] == [
-        "up",
-        "up",
-        "stale",
-        "stale",
-    ]
-    assert state.tick(10.0 + GRACE) == "down"
-    assert state.answered() == "up"
-    assert state.tick(1000.0) == "up"
-
-
-def test_the_grace_period_counts_from_the_first_unanswered_request() -> None:
-    """Further requests do not extend it."""
-    state = polled()
-    found = []
-    for now in (20.0, 30.0, 40.0):
-        found.append(state.failed("slow", now))
-        state.started(now)
-
-    assert found == ["stale", "stale", "down"]
-
-
-@pytest.mark.parametrize("cause", CAUSES)
-def test_failures_of_the_server_make_it_down_at_once(cause: str) -> None:
-    """A slow response or an unreadable local file does not."""
-    state = polled()
-
-    assert state.failed(cause, 10.5) == ("up" if cause in PATIENT else "down")
-    assert state.is_shown == (cause in PATIENT)
 
 
 EVENTS = st.lists(

@@ -13,10 +13,8 @@ from prefix_caches import BLOCK_SIZE, PrefixCache, Request, chain, conversations
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import encode_item
 from sidestep.protocol.cache_lookups import (
-    AGAIN,
     HOT_STEP,
     MAX_KEYS,
-    NOT_LOOKED_UP,
     CacheLookups,
     Lookup,
     Released,
@@ -77,12 +75,12 @@ def hit_ratio(requests: list[Request], capacity: int) -> float:
     return cache.found / cache.tokens
 
 
-@pytest.mark.parametrize(("rate", "limit", "seed"), [(1.0, 0.01, 1), (0.1, 0.02, 2)])
+@pytest.mark.parametrize(("rate", "limit", "seed"), [(1.0, 0.01, 1), (0.1, 0.03, 2)])
 def test_the_curve_of_one_cache_is_what_caches_of_other_sizes_find(
     rate: float, limit: float, seed: int
 ) -> None:
     """The same requests find as much in caches of half to four times the size as the curve says."""
-    requests = [*conversations(3000, seed)]
+    requests = [*conversations(1500, seed)]
     tracker = LookupTracker(LookupSettings(half_life=1e9))
     present = PrefixCache(PRESENT)
     missed = serve(requests, maker(rate), present, tracker)
@@ -146,20 +144,6 @@ def test_no_item_has_more_keys_than_it_may(blocks: int, rate: float, seed: int) 
     assert items[0].before == 0
 
 
-def test_blocks_that_many_prompts_begin_with_become_hot() -> None:
-    """Their depth is known exactly, and every sixteenth stands for those up to the next."""
-    random, events = Random(1), maker(0.01)
-    shared = chain(random, [], 50)
-    for number in range(30):
-        prompt = chain(random, shared, 20)
-        events.looked_up(number, 1.0, prompt, 70 * BLOCK_SIZE + 1, 0)
-    last = lookups(events)[-1]
-
-    assert last.hot_blocks == 50
-    assert len(last.hot) == 4
-    assert last.blocks == 70
-
-
 def test_the_block_of_the_last_token_cannot_be_found() -> None:
     """A prompt that fills its last block has one block less to look up, and a whole one to compute."""
     events, hashes = maker(), chain(Random(1), [], 2)
@@ -173,27 +157,6 @@ def test_the_block_of_the_last_token_cannot_be_found() -> None:
     assert (longer.blocks, longer.found) == (2, 2)
     assert isinstance(ended, Released)
     assert (ended.key_count, len(ended.sampled)) == (1, 1)
-
-
-@pytest.mark.parametrize(
-    ("capacity", "rate"),
-    [
-        (500, 1.0),
-        (4095, 1.0),
-        (4096, 0.25),
-        (29_000, 0.0625),
-        (29_100, 0.0625),
-        (1_000_000, 0.01),
-        (0, 0.01),
-    ],
-)
-def test_of_a_small_cache_more_is_sampled(capacity: int, rate: float) -> None:
-    """A hundredth of a few thousand blocks says nothing of them."""
-    events = maker(0.01, capacity=capacity)
-    events.looked_up(1, 1.0, chain(Random(1), [], 5), 100, 0)
-    (item,) = sent(events)
-
-    assert item.rate == pytest.approx(rate)
 
 
 def test_nothing_is_sent_that_nobody_wants() -> None:
@@ -221,22 +184,3 @@ def test_another_key_or_rate_begins_anew() -> None:
 
     assert len({*sources}) == 3
     assert sources[2] == sources[3]
-
-
-@pytest.mark.parametrize("kind", [AGAIN, NOT_LOOKED_UP])
-def test_lookups_that_the_engine_does_not_count_only_use_blocks(kind: int) -> None:
-    """They are no lookup of the curve, but what they use is nearer for those that follow."""
-    tracker = LookupTracker(LookupSettings())
-    events, hashes = maker(), chain(Random(1), [], 3)
-    events.looked_up(1, 1.0, hashes, 50, 0, kind=kind)
-    events.released(1, 2.0, hashes)
-    (item,) = sent(events)
-    missed = tracker.apply(item).missed
-    before = tracker.reuse.curve.hit_ratio
-    events.looked_up(2, 3.0, hashes, 50, 48)
-    (item,) = sent(events)
-    tracker.apply(item)
-
-    assert before is None
-    assert missed == {**dict.fromkeys(missed, 0), "not_cacheable": 50 * (kind == NOT_LOOKED_UP)}
-    assert tracker.reuse.points([3])[0].hit_ratio == pytest.approx(48 / 50)

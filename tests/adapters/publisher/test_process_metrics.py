@@ -6,7 +6,6 @@ import contextlib
 import gc
 import multiprocessing
 import os
-import re
 import resource
 import threading
 import time
@@ -21,19 +20,14 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import CollectorRegistry
 
 from python_programs import run_python
-from sidestep.engines.dialects import DIALECTS
-from sidestep.engines.items import encode_item
-from sidestep.protocol.self_described import Family, Samples
+from sidestep.protocol.self_described import Family
 from sidestep_adapters.publisher.process_metrics import (
-    LISTING_CALLS,
     PREFIX,
     ProcessTap,
     WorkerTaps,
 )
 
 Values = dict[tuple[str, ...], float]
-INTERPRETER = ("implementation", "major", "minor", "patchlevel", "version")
-KERNEL = tuple(int(number) for number in re.findall(r"\d+", os.uname().release)[:2])
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no procfs here")
 
 
@@ -60,48 +54,6 @@ def value(tap: ProcessTap, name: str) -> float:
     return values(tap.families())[name,]
 
 
-def collector(name: str) -> float:
-    """Return what prometheus_client reports for this process."""
-    registry = CollectorRegistry()
-    ProcessCollector(registry=registry)
-    found = registry.get_sample_value(f"process_{name}")
-    assert found is not None
-    return found
-
-
-@contextlib.contextmanager
-def more_descriptors(count: int) -> Iterator[None]:
-    """Open ``count`` more descriptors."""
-    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for descriptor in opened:
-            os.close(descriptor)
-
-
-def test_the_families_are_the_documented_ones() -> None:
-    """Samples of all families name their process and survive encoding."""
-    families = ProcessTap("api0").families()
-    item = DIALECTS.decode(encode_item(Samples(0, 1.0, families)))
-
-    assert item == Samples(0, 1.0, families)
-    assert {(f.name.removeprefix(PREFIX), f.kind, *f.labels) for f in families} == {
-        ("cpu_seconds_total", "counter", "process"),
-        ("resident_memory_bytes", "gauge", "process"),
-        ("virtual_memory_bytes", "gauge", "process"),
-        ("threads", "gauge", "process"),
-        ("start_time_seconds", "gauge", "process"),
-        ("open_fds", "gauge", "process"),
-        ("max_fds", "gauge", "process"),
-        ("gc_collections_total", "counter", "generation", "process"),
-        ("gc_collected_total", "counter", "generation", "process"),
-        ("gc_uncollectable_total", "counter", "generation", "process"),
-        ("python_info", "gauge", *sorted([*INTERPRETER, "process"])),
-    }
-    assert {processes(family) for family in families} == {("api0",)}
-
-
 def test_every_family_of_prometheus_client_has_a_counterpart() -> None:
     """Its three collectors, which vLLM's API server has on its page, expose nothing else."""
     registry = CollectorRegistry()
@@ -117,44 +69,6 @@ def test_every_family_of_prometheus_client_has_a_counterpart() -> None:
     ours = {family.name.removeprefix(PREFIX) for family in ProcessTap("p").families()}
 
     assert ours == theirs | {"threads"}
-
-
-def test_the_interpreter_is_that_of_prometheus_client() -> None:
-    """All labels are equal, beside the process."""
-    registry = CollectorRegistry()
-    PlatformCollector(registry=registry)
-    (theirs,) = [sample for metric in registry.collect() for sample in metric.samples]
-    (family,) = [f for f in ProcessTap("p").families() if f.name == f"{PREFIX}python_info"]
-    (sample,) = family.samples
-
-    assert {**theirs.labels, "process": "p"} == dict(zip(family.labels, sample.labels, strict=True))
-    assert sample.value == theirs.value == 1
-
-
-def test_gauges_agree_with_prometheus_client() -> None:
-    """prometheus_client reads the same files, and the boot time in whole seconds."""
-    found = values(ProcessTap("p").families())
-
-    assert found["max_fds",] == collector("max_fds")
-    assert found["open_fds",] == collector("open_fds") - 1  # its listing's own
-    assert found["start_time_seconds",] == pytest.approx(collector("start_time_seconds"), abs=1.5)
-    assert found["resident_memory_bytes",] == pytest.approx(
-        collector("resident_memory_bytes"), rel=0.1
-    )
-    assert found["virtual_memory_bytes",] == pytest.approx(
-        collector("virtual_memory_bytes"), rel=0.1
-    )
-
-
-def test_descriptors_are_counted_at_every_call() -> None:
-    """A kernel that does not count descriptors has them listed in every n-th call."""
-    tap = ProcessTap("p")
-    before = value(tap, "open_fds")
-    with more_descriptors(50):
-        for _ in range(1 if tap._counted_by_kernel else LISTING_CALLS):
-            during = value(tap, "open_fds")
-
-    assert during == before + 50
 
 
 def test_cpu_time_adds_up_to_the_processes() -> None:
@@ -196,75 +110,6 @@ def test_collections_add_up_to_the_interpreters() -> None:
         total = sums["gc_collections_total", of] + last.get(("gc_collections_total", of), 0.0)
         assert total == stat["collections"]
         assert sums["gc_uncollectable_total", of] == stat["uncollectable"]
-
-
-def test_without_procfs_other_families_remain(tmp_path: Path) -> None:
-    """Values that the system does not provide are left out, not 0."""
-    found = values(ProcessTap("p", proc=str(tmp_path / "none")).families())
-
-    assert {name for name, *_ in found} == {
-        "cpu_seconds_total",
-        "max_fds",
-        "gc_collections_total",
-        "gc_collected_total",
-        "gc_uncollectable_total",
-        "python_info",
-    }
-
-
-@pytest.mark.parametrize("content", [b"", b"1 (x) S", b"1 (x) " + b"y " * 50], ids=str)
-def test_an_unreadable_stat_file_is_ignored(content: bytes, tmp_path: Path) -> None:
-    """The publisher thread gets no exception."""
-    (tmp_path / "stat").write_bytes(content)
-
-    assert ("threads",) not in values(ProcessTap("p", proc=str(tmp_path)).families())
-
-
-def test_the_programs_name_may_look_like_fields(tmp_path: Path) -> None:
-    """Parentheses, spaces and numbers in the name shift no field."""
-    real = Path("/proc/self/stat").read_bytes().rpartition(b")")[2]
-    (tmp_path / "stat").write_bytes(b"1 (a) S 1 2 (3" + b") " + real)
-    tap = ProcessTap("p", proc=str(tmp_path))
-
-    assert value(tap, "threads") == value(ProcessTap("p"), "threads")
-
-
-def test_descriptors_are_rarely_listed_where_the_kernel_does_not_count_them(tmp_path: Path) -> None:
-    """A size that a listing contradicts, as before Linux 6.2, is never used."""
-    (tmp_path / "fd").mkdir()
-    names = [tmp_path / "fd" / str(number) for number in range(9)]
-    for name in names[:5]:
-        name.touch()
-    tap = ProcessTap("p", proc=str(tmp_path))
-    seen = [value(tap, "open_fds")]
-    for name in names[5:]:
-        name.touch()
-    seen += [value(tap, "open_fds") for _ in range(LISTING_CALLS)]
-
-    # One entry less than there are: the listing's own.
-    assert seen == [4.0] * LISTING_CALLS + [8.0]
-
-
-@pytest.mark.skipif(KERNEL < (6, 2), reason="this kernel does not count descriptors")
-def test_without_a_free_descriptor_they_are_still_counted() -> None:
-    """The number matters most at the limit."""
-    tap = ProcessTap("p")
-    value(tap, "open_fds")
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, limits[1]))
-    opened = []
-    try:
-        with contextlib.suppress(OSError):
-            while True:
-                opened.append(os.open(os.devnull, os.O_RDONLY))
-        found = values(tap.families())
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        for descriptor in opened:
-            os.close(descriptor)
-
-    assert found["open_fds",] == found["max_fds",]
-    assert ("threads",) not in found
 
 
 FORK = """
@@ -355,35 +200,3 @@ def test_workers_are_read_from_outside() -> None:
         assert numbers.keys().isdisjoint({("python_info",), ("gc_collections_total", "0")})
     assert [processes(some[0]) for some in left] == [("worker0",)]
     assert taps.families() == []
-
-
-def test_descriptors_of_a_child_are_all_its_own() -> None:
-    """The descriptor of a listing is the reader's, not the child's."""
-    with busy_children("VllmWorker-0") as (child,):
-        tap = ProcessTap("p", pid=child.pid or 0)
-        deadline = time.monotonic() + 30
-        # A child that is starting opens and closes files.
-        while value(tap, "open_fds") != len([*Path(f"/proc/{child.pid}/fd").iterdir()]):
-            assert time.monotonic() < deadline
-
-
-WORKERS_AFTER_A_FORK = """
-import multiprocessing, os, time
-from sidestep_adapters.publisher.process_metrics import WorkerTaps
-
-worker = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,), name="w0")
-worker.start()
-taps = WorkerTaps("w")
-assert len(taps.families()) == 1
-child = os.fork()
-if child == 0:
-    os._exit(len(taps.families()))
-assert os.waitpid(child, 0)[1] == 0
-assert len(taps.families()) == 1
-worker.kill()
-"""
-
-
-def test_a_forked_child_does_not_read_its_parents_workers() -> None:
-    """They would be in the same series twice."""
-    run_python(WORKERS_AFTER_A_FORK)

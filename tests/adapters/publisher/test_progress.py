@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 import threading
-import time
 from collections.abc import Iterator
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from heartbeats import Heartbeats
-from publishers_of_one import ENGINE
-from sidestep.protocol.limits import COUNT_LIMIT
 from sidestep.protocol.progress import MAX_FRAMES, OVERDUE, Progress
 from sidestep_adapters.publisher.progress import (
     LATE,
     MAX_FRAME_CHARS,
-    STACK_INTERVAL,
     ProgressMeter,
     Reading,
     stack_of,
 )
-from sidestep_adapters.publisher.publisher import Publisher
 
 START = 1000.0
 WAKE = 0.25
@@ -97,14 +88,6 @@ def test_blocked_requests_are_counted_while_they_wait_long() -> None:
     assert (progress.blocked, progress.waiting_age) == (2, 60.0 + OVERDUE - WAKE)
     progress = meter.after(3.0, unfinished=3, blocked=blocked)
     assert (progress.blocked, progress.waiting_age) == (2, 3.0)
-
-
-def test_counts_of_the_engine_are_made_valid() -> None:
-    """One that vLLM lets fall below 0 does not break the stream."""
-    progress = Meter().after(0.0, unfinished=-1, longest=1.0, longest_tokens=2 * COUNT_LIMIT)
-
-    assert (progress.unfinished, progress.longest_tokens) == (0, COUNT_LIMIT)
-    assert ages(progress) == (None, None, None)
 
 
 class Hanging:
@@ -182,21 +165,6 @@ def test_a_stack_is_bounded() -> None:
     assert {len(frame) for frame in deep} == {MAX_FRAME_CHARS}
 
 
-def test_a_stack_is_sampled_while_progress_is_overdue(hanging: Hanging) -> None:
-    """A stack is kept for 5 s; with progress there is none."""
-    meter = Meter(hanging.ident)
-    open_step = {"unfinished": 1, "opened_at": START}
-    assert meter.after(OVERDUE - WAKE, **open_step).stack == []
-
-    first = meter.after(WAKE, **open_step).stack
-    assert named(first, "wait_for_the_worker")
-    assert meter.after(STACK_INTERVAL - WAKE, **open_step).stack is first
-    second = meter.after(WAKE, **open_step).stack
-    assert second is not first
-    assert second == first
-    assert meter.after(WAKE, unfinished=1, opened_at=meter.now).stack == []
-
-
 @pytest.mark.parametrize(("value", "has_stack"), [("off", False), ("on", True), ("", True)])
 def test_stacks_can_be_turned_off(
     hanging: Hanging, monkeypatch: pytest.MonkeyPatch, value: str, has_stack: bool
@@ -206,90 +174,3 @@ def test_stacks_can_be_turned_off(
 
     assert bool(Meter(hanging.ident).after(5.0, unfinished=1).stack) is has_stack
     assert not Meter(None).after(5.0, unfinished=1).stack
-
-
-def test_an_unknown_value_leaves_stacks_on(
-    hanging: Hanging, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The unknown value is logged."""
-    monkeypatch.setenv("SIDESTEP_STACKS", "no")
-    with caplog.at_level(logging.WARNING):
-        meter = Meter(hanging.ident)
-
-    assert meter.after(5.0, unfinished=1).stack
-    assert "SIDESTEP_STACKS=no: must be one of" in caplog.text
-
-
-def publisher(endpoint: str, progress: Any) -> Publisher:
-    """Return a publisher of one engine's progress, with the ordinary intervals."""
-    return Publisher(endpoint, "s", [ENGINE], progress=progress)
-
-
-def test_heartbeats_carry_progress_and_the_stack_of_a_thread_that_hangs(
-    tmp_path: Path, hanging: Hanging
-) -> None:
-    """Each second at first; every 250 ms once progress is overdue; each second again afterwards."""
-    meter = ProgressMeter(0, hanging.ident)
-    opened_at: list[float | None] = [None]
-
-    def progress(now: float) -> list[Progress]:
-        return [meter.measure(Reading(1 if opened_at[0] else 0, opened_at=opened_at[0]), now)]
-
-    with Heartbeats(f"ipc://{tmp_path}/ingest.ipc") as exporter:
-        one = publisher(exporter.endpoint, progress)
-        exporter.wait(lambda: len(exporter.progress) >= 2)
-        calm = exporter.beats[-2:]
-        assert not any(each.stack for each in exporter.progress)
-
-        opened_at[0] = time.monotonic()
-        exporter.wait(lambda: (exporter.progress[-1].step_age or 0.0) >= OVERDUE)
-        first = len(exporter.beats) - 1
-        exporter.wait(lambda: len(exporter.beats) >= first + 8)
-        overdue = exporter.beats[first:]
-        opened_at[0] = None
-        exporter.wait(lambda: exporter.progress[-1].step_age is None)
-        one.close()
-
-    gaps = [after.at - before.at for before, after in pairwise(overdue)]
-    assert calm[1].at - calm[0].at > 0.7
-    assert sorted(gaps)[len(gaps) // 2] < 0.5
-    for beat in overdue:
-        (each,) = beat.heartbeat.progress
-        assert each.step_age is not None
-        assert each.step_age >= OVERDUE
-        assert named(each.stack, "wait_for_the_worker")
-    assert exporter.progress[-1].stack == []
-
-
-def test_progress_that_cannot_be_measured_is_counted(tmp_path: Path) -> None:
-    """Blank progress replaces what the exporter had; heartbeats go on, and later progress comes."""
-    readings: list[Reading | None] = [Reading(3, opened_at=time.monotonic() - 60.0)]
-    meter = ProgressMeter()
-
-    def progress(now: float) -> list[Progress]:
-        reading = readings[-1]
-        if reading is None:
-            raise RuntimeError("broken on purpose")
-        return [meter.measure(reading, now)]
-
-    with Heartbeats(f"ipc://{tmp_path}/ingest.ipc") as exporter:
-        one = publisher(exporter.endpoint, progress)
-        exporter.wait(lambda: bool(exporter.progress) and exporter.progress[-1].unfinished == 3)
-        readings.append(None)
-        exporter.wait(lambda: exporter.progress[-1] == Progress(0))
-        readings.append(Reading(4))
-        exporter.wait(lambda: exporter.progress[-1].unfinished == 4)
-        one.close()
-
-    assert one.errors > 0
-    assert exporter.beats[-1].heartbeat.errors == one.errors
-
-
-def test_a_publisher_without_progress_sends_none(tmp_path: Path) -> None:
-    """Its stream's heartbeats say nothing of its engines."""
-    with Heartbeats(f"ipc://{tmp_path}/ingest.ipc") as exporter:
-        one = publisher(exporter.endpoint, None)
-        exporter.wait(lambda: bool(exporter.beats))
-        one.close()
-
-    assert exporter.progress == []

@@ -17,7 +17,6 @@ from publishers_of_one import ENGINE, publisher, step
 from python_programs import run_python
 from sidestep.app.exporter import Exporter
 from sidestep.metrics.computed_gauges import scalar
-from sidestep.protocol.messages import EngineInfo
 from sidestep_adapters.publisher import publisher as push
 from sidestep_adapters.publisher.publisher import CONNECT_TIMEOUT, FLUSH_INTERVAL, Publisher
 from sidestep_adapters.publisher.queue import (
@@ -35,19 +34,6 @@ def generated(exporter: Exporter) -> int:
     return 0 if engine is None else int(scalar(engine, "vllm:generation_tokens_total"))
 
 
-async def test_pushed_items_arrive(start: Start) -> None:
-    """``close`` waits until they have arrived."""
-    async with start() as exporter:
-        one = publisher(exporter.endpoints[0])
-        for _ in range(1000):
-            one.push(step())
-        await asyncio.to_thread(one.close)
-        await until(lambda: generated(exporter) == 1000)
-
-        assert exporter.metrics.value("sidestep_messages_total", "bye") == 1
-        assert not exporter.registry.engines["e"].feeds.streams
-
-
 async def test_an_exporter_that_starts_later_gets_all_items(start: Start, tmp_path: Path) -> None:
     """Until then items wait; nothing blocks and nothing is lost."""
     one = publisher(f"ipc://{tmp_path}/ingest.ipc")
@@ -56,19 +42,6 @@ async def test_an_exporter_that_starts_later_gets_all_items(start: Start, tmp_pa
     await until(lambda: one.queued == 0)
     async with start() as exporter:
         await until(lambda: generated(exporter) == 100)
-        await asyncio.to_thread(one.close)
-
-
-async def test_a_restarted_exporter_gets_new_items(start: Start) -> None:
-    """Items pushed during the downtime reach the next exporter."""
-    async with start() as exporter:
-        one = publisher(exporter.endpoints[0])
-        one.push(step())
-        await until(lambda: one.drained and generated(exporter) == 1)
-    for _ in range(5):
-        one.push(step())
-    async with start() as exporter:
-        await until(lambda: generated(exporter) == 5, timeout=20)
         await asyncio.to_thread(one.close)
 
 
@@ -229,22 +202,6 @@ async def test_an_item_that_cannot_be_encoded_drops_only_itself(start: Start) ->
         assert one.errors == 1
 
 
-async def test_a_new_description_keeps_the_counters(start: Start) -> None:
-    """The Hello is sent again; the engine's info changes, its totals continue."""
-    async with start() as exporter:
-        one = publisher(exporter.endpoints[0])
-        one.push(step())
-        await until(lambda: generated(exporter) == 1)
-        info = {"cache_config": {"block_size": "16"}}
-        one.describe([EngineInfo("e", "vllm", ENGINE.labels, info)])
-        one.push(step())
-        await until(lambda: generated(exporter) == 2)
-        await until(lambda: exporter.registry.engines["e"].info == info)
-        await asyncio.to_thread(one.close)
-
-        assert exporter.metrics.value("sidestep_duplicates_total") == 0
-
-
 FORK = """
 import os, sys, time
 from publishers_of_one import publisher, step
@@ -275,17 +232,6 @@ async def test_a_forked_child_is_a_stream_of_its_own(start: Start) -> None:
         await until(lambda: generated(exporter) == 111)
 
         assert len(exporter.ingest.intake.receiver.streams) == 2
-
-
-def test_exit_without_an_exporter_takes_no_time(tmp_path: Path) -> None:
-    """A process whose exporter never started exits at once, through atexit."""
-    program = """
-        import sys
-        from publishers_of_one import publisher, step
-        one = publisher(sys.argv[1])
-        one.push(step())
-    """
-    run_python(program, f"ipc://{tmp_path}/x.ipc")
 
 
 async def test_a_caller_need_not_wait_for_the_goodbye(start: Start) -> None:

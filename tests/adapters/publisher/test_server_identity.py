@@ -18,16 +18,21 @@ PROGRAM = """
     from descendants import known
 
     if __name__ == "__main__":
-        method, *sys.argv[1:] = sys.argv[1:]
-        print(known(method, 2))
+        method, depth, *sys.argv[1:] = sys.argv[1:]
+        print(known(method, int(depth)))
 """
 
 
-def run(method: str, *arguments: str, **environ: str) -> list[Known]:
-    """Return what a main process, its child and its grandchild know."""
-    found: list[Known] = ast.literal_eval(run_python(PROGRAM, method, *arguments, **environ))
-    assert len(found) == 3
+def run(method: str, depth: int, *arguments: str) -> list[Known]:
+    """Return what a main process and its descendants know."""
+    found: list[Known] = ast.literal_eval(run_python(PROGRAM, method, str(depth), *arguments))
+    assert len(found) == depth + 1
     return found
+
+
+def alone(*arguments: str) -> Known:
+    """Return what a main process knows."""
+    return run("spawn", 0, *arguments)[0]
 
 
 @pytest.fixture(autouse=True)
@@ -39,11 +44,11 @@ def _unset(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_all_processes_of_a_server_have_one_identity(method: str) -> None:
     """However they descend from its main process; another server has another key."""
     command = "serve", "model", "--port", "8001"
-    one, other = run(method, *command), run(method, *command)
+    (one,) = {*run(method, 2, *command)}
+    other = alone(*command)
 
-    assert {name for name, _ in (*one, *other)} == {f"{HOST}:8001"}
-    assert len({key for _, key in one}) == len({key for _, key in other}) == 1
-    assert one[0][1] != other[0][1]
+    assert one[0] == other[0] == f"{HOST}:8001"
+    assert one[1] != other[1]
 
 
 @pytest.mark.parametrize(
@@ -62,8 +67,7 @@ def test_an_identity_has_what_all_processes_know(
     command: list[str], namespace: str, has_key: bool
 ) -> None:
     """A port is left out where a process may descend from another main process."""
-    program = PROGRAM.replace("known(method, 2)", "known(method, 0)")
-    ((name, key),) = ast.literal_eval(run_python(program, "spawn", *command))
+    name, key = alone(*command)
 
     assert name == namespace
     assert bool(key) is has_key
@@ -74,16 +78,11 @@ def test_a_file_of_options_has_the_port_unless_the_command_line_has(tmp_path: Pa
     options = tmp_path / "options.yaml"
     options.write_text("model: m  # a comment\nkv-config:\n  port: 1\nport: '8002'\n")
 
-    assert run("spawn", "--config", str(options))[2][0] == f"{HOST}:8002"
-    assert run("spawn", f"--config={options}", "--port", "8003")[2][0] == f"{HOST}:8003"
-    assert run("spawn", "--config", str(tmp_path / "absent"))[2][0] == HOST
+    assert alone("--config", str(options))[0] == f"{HOST}:8002"
+    assert alone(f"--config={options}", "--port", "8003")[0] == f"{HOST}:8003"
+    assert alone("--config", str(tmp_path / "absent"))[0] == HOST
     options.write_text("data_parallel_backend: ray\nport: 8002\n")
-    assert run("spawn", "--config", str(options))[2] == (HOST, "")
-
-
-def test_a_namespace_is_used_as_given() -> None:
-    """A user has chosen it for all processes, on whatever hosts."""
-    assert {name for name, _ in run("spawn", "--port", "8001", SIDESTEP_NAMESPACE="ns")} == {"ns"}
+    assert alone("--config", str(options)) == (HOST, "")
 
 
 def test_a_forked_child_has_the_key_of_its_server() -> None:

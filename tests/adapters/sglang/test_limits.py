@@ -165,14 +165,6 @@ def test_conditions_of_single_requests(bench: Bench) -> None:
     assert "tokens" == bench.limit(prefill(request()))
 
 
-def test_an_older_release_returns_the_batch(bench: Bench) -> None:
-    """And has the running one itself."""
-    bench.scheduler.running_batch = decode(request())
-    bench.recorder.chosen(prefill(request()), bench.scheduler)
-
-    assert "none" == bench.recorder._open[0]
-
-
 def test_time_is_counted_until_the_reading(bench: Bench) -> None:
     """That of an open step, too, but no idle time; the sums never exceed what has passed."""
     bench.scheduler.waiting_queue = [request()]
@@ -191,20 +183,6 @@ def test_time_is_counted_until_the_reading(bench: Bench) -> None:
     assert {"tokens": 1.0, "none": 1.0} == bench.of(STEPS)
     assert {limit for _, limit in bench.totals} == {*LIMITS}
     assert [] == bench.failures
-
-
-def test_a_reading_between_two_notes_is_corrected(bench: Bench) -> None:
-    """The loop may add an interval while the other thread reads it as open."""
-    bench.scheduler.waiting_queue = [request()]
-    bench.choose(prefill(request()))
-    bench.now += 2.0
-    bench.recorder._seconds["tokens"] += 2.0
-    assert {"tokens": 4.0} == bench.read()
-    bench.recorder._open = "tokens", bench.now
-    bench.now += 1.0
-    assert {"tokens": 4.0} == bench.read()
-    bench.now += 2.0
-    assert {"tokens": 5.0} == bench.read()
 
 
 def test_a_pause(bench: Bench) -> None:

@@ -148,20 +148,6 @@ def test_caches_that_are_no_single_tree_are_left_alone(tree: dict[str, Any]) -> 
     assert not bench.deferred.queue
 
 
-def test_lost_entries_begin_a_new_source() -> None:
-    """Ends of requests may be among them."""
-    bench = Bench()
-    bench.begin(request("a", range(64)))
-    (before,) = bench.items()
-    bench.deferred.dropped += 1
-    bench.begin(request("b", range(64)))
-    bench.items()
-    bench.begin(request("c", range(64)))
-    (after,) = bench.items()
-
-    assert before.source != after.source
-
-
 def test_hooks_raise_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """An object of another release is counted as unreadable; a process without a scheduler has no recorder."""
     failures: list[str] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import pickle
 import sys
@@ -235,51 +234,6 @@ def test_pages_are_equal_for_any_outputs(
     assert lines(caplog) == ["sidestep: latencies are recorded without SGLang's collect_metrics"]
 
 
-def test_sglang_counts_the_ends_of_a_request_only(
-    process: Process, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of 100 outputs its function sees the first and the last."""
-    original, seen = Manager.collect_metrics, list[int]()
-
-    def counting(manager: Any, state: Any, received: Any, i: int) -> None:
-        seen.append(received.completion_tokens[i])
-        original(manager, state, received, i)
-
-    monkeypatch.setattr(Manager, "collect_metrics", counting)
-    manager = Manager()
-    seen.clear()
-    state = state_of()
-    for tokens in range(1, 101):
-        output(manager, state, tokens, ends=tokens == 100)
-
-    assert seen == [1, 100]
-    assert [99] == [
-        number
-        for (name, _), number in Shown(process).page[FAMILY].samples.items()
-        if name.endswith("_count")
-    ]
-
-
-def test_requests_with_labels_of_their_own(process: Process) -> None:
-    """The latencies of a request have its labels."""
-    labels = {**TOKENIZER, "team": ""}
-    made = sglang_taps.tapped(TokenizerMetricsCollector, "tokenizer")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Manager, "collector", lambda _: made(labels))
-        manager = Manager()
-    for team in ("red", "blue"):
-        state = state_of(custom_labels={"team": team})
-        for tokens in range(1, 6):
-            output(manager, state, tokens)
-    found = {
-        dict(labels)["team"]: number
-        for (name, labels), number in Shown(process).page[FAMILY].samples.items()
-        if name.endswith("_count")
-    }
-
-    assert found == {"red": 4, "blue": 4}
-
-
 def _adds_a_metric(self: Any, state: Any, *_: Any) -> None:
     self.metrics_collector.observe_another(state)
 
@@ -340,54 +294,6 @@ def test_an_output_that_cannot_be_read_is_counted_by_sglang(
         for (name, _), number in Shown(process).page[FAMILY].samples.items()
         if name.endswith("_count")
     ]
-
-
-def test_a_state_that_takes_no_attributes_is_counted_by_sglang(
-    process: Process, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Requests go on, and one line says so."""
-
-    class Slotted(SimpleNamespace):
-        def __setattr__(self, name: str, value: Any) -> None:
-            if name.startswith("sidestep"):
-                raise AttributeError(name)
-            super().__setattr__(name, value)
-
-    manager = Manager()
-    state = Slotted(**vars(state_of()))
-    lines(caplog)
-    for tokens in range(1, 6):
-        output(manager, state, tokens)
-    (line,) = lines(caplog)
-
-    assert "AttributeError" in line
-    assert [4] == [
-        number
-        for (name, _), number in Shown(process).page[FAMILY].samples.items()
-        if name.endswith("_count")
-    ]
-
-
-def test_an_observer_has_lists_up_to_a_number_of_children(process: Process) -> None:
-    """Others are recorded with all calls; none is lost, and a child that lacks a label is a failure."""
-    made = sglang_taps.tapped(TokenizerMetricsCollector, "tokenizer")({**TOKENIZER, "team": ""})
-    failures: list[str] = []
-    process.deferred.fail = failures.append
-    for turn in range(2):
-        for number in range(80):
-            labels = {**TOKENIZER, "team": f"t{number}"}
-            made.observe_inter_token_latency(labels, 0.5, 1 + turn)
-    made.observe_inter_token_latency({}, 0.5, 1)
-    waiting = len(process.deferred.lists)
-    counts = [
-        number
-        for (name, _), number in Shown(process).page[FAMILY].samples.items()
-        if name.endswith("_count")
-    ]
-
-    assert waiting == 64
-    assert sum(counts) == 80 * 3
-    assert failures == ["a latency could not be recorded"]
 
 
 class Wire:
@@ -462,19 +368,6 @@ def test_several_tokenizers_get_all_times() -> None:
         assert wire.sent == [a]
 
 
-def test_an_unknown_number_of_tokenizers_gets_all_times(caplog: pytest.LogCaptureFixture) -> None:
-    """The hook asks SGLang, which may have no answer."""
-    wire = Wire()
-    wire.scheduler = Times(lambda: bool(1 / 0))
-    a = times_of(0.5)
-    for _ in range(2):
-        wire.step(a=a)
-        assert wire.sent == [a]
-    (line,) = lines(caplog)
-
-    assert "SGLang's own functions send the times of requests from now on" in line
-
-
 def test_messages_go_on_after_an_error(caplog: pytest.LogCaptureFixture) -> None:
     """SGLang's own functions handle them, and one line of each process says so."""
     wire = Wire()
@@ -527,29 +420,6 @@ def test_tokens_go_on_after_an_error(undone: Any, caplog: pytest.LogCaptureFixtu
     assert (strange.last_decode_finish_time, strange.decode_ct) == (7.0, 2)
     assert SchedulerReqTimeStats.set_last_decode_finish_time is undone
     assert "SGLang's own functions note the time of each token from now on" in line
-
-
-def _observes(self: Any, _: float) -> None:
-    self.metrics_collector.observe_per_stage_req_latency("decode", 1.0)
-
-
-def _notes_more(self: Any, ts: float) -> None:
-    self.last_decode_finish_time = self.prefill_finished_time = ts
-
-
-_is_wrapped = functools.wraps(_notes_more)(lambda *_: None)
-
-
-@pytest.mark.parametrize("other", [_observes, _notes_more, _is_wrapped])
-def test_a_release_that_does_more_with_a_token_keeps_its_function(
-    other: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither a metric nor another attribute is lost."""
-    monkeypatch.setattr(SchedulerReqTimeStats, "set_last_decode_finish_time", other)
-    with pytest.raises((AttributeError, TypeError, ValueError)):
-        replace_decode()
-
-    assert SchedulerReqTimeStats.set_last_decode_finish_time is other
 
 
 def test_a_release_that_sends_other_times_has_no_hooks(

@@ -18,7 +18,6 @@ from sidestep_adapters.sglang import taps as sglang_taps
 from sidestep_adapters.sglang.collectors import Process
 from sidestep_adapters.sglang.progress import (
     MAX_GAP,
-    MAX_PREFILL,
     WARM_UP,
     SchedulerProgress,
     TokenizerProgress,
@@ -125,26 +124,6 @@ def test_a_step_that_does_not_end() -> None:
     assert "test_a_step_that_does_not_end" in "".join(old.stack)
 
 
-def test_steps_that_end() -> None:
-    """Each ends the age of the one before; the longest is reported once, with its tokens."""
-    scheduler, clock = started()
-    running = batch([Request(), Request()])
-    ages = []
-    for _ in range(40):
-        scheduler.begin(running)
-        ages.append(clock.after(0.5).step_age)
-    scheduler.begin(running)
-    between = clock.after()
-    scheduler.begin(running)
-    last = clock.after()
-
-    assert max(age for age in ages if age is not None) < 0.5
-    assert between.longest == pytest.approx(0.5)
-    assert between.longest_tokens == 2
-    assert last.longest == pytest.approx(WAKE)
-    assert (last.steps, last.unfinished) == (9 + 41, 2)
-
-
 def test_requests_that_are_not_admitted() -> None:
     """They wait since they came, or since the last step ended."""
     scheduler, clock = started()
@@ -172,38 +151,6 @@ def test_a_result_that_never_comes_while_batches_overlap() -> None:
 
     assert stuck.step_age == pytest.approx(5 - WAKE)
     assert stuck.waiting_age is None
-
-
-def test_finished_requests_are_owed_nothing() -> None:
-    """SGLang drops them from its batches with the next step, and an idle engine has none."""
-    scheduler, clock = started(enable_overlap=True)
-    request = Request()
-    scheduler.begin(batch([request]))
-    scheduler.last_batch = scheduler.cur_batch_for_debug
-    request.done = True
-    after = clock.after(30)
-
-    assert (after.unfinished, after.step_age, after.waiting_age) == (0, None, None)
-
-
-def test_requests_outside_of_the_running_batch() -> None:
-    """A prompt may be between two chunks, and each stage of a pipeline has a batch of its own."""
-    first, second, third = Request(), Request(), Request()
-    stages = [None, batch([first]), batch([first, second])]
-    _, clock = started(chunked_req=third, running_mbs=stages)
-
-    assert clock.after().unfinished == 3
-
-
-def test_a_batch_without_requests_is_no_step() -> None:
-    """A rank runs such batches to keep step with the other ones."""
-    scheduler, clock = started()
-    scheduler.waiting_queue = [Request()]
-    scheduler.begin(batch([]))
-    after = clock.after(3)
-
-    assert after.step_age is None
-    assert after.waiting_age is not None
 
 
 @pytest.mark.parametrize(
@@ -360,87 +307,6 @@ def test_a_tokenizer_that_gets_no_answer() -> None:
     assert answered.steps > asked.steps
 
 
-def test_a_long_prompt_is_due_later() -> None:
-    """The longest one without any answer counts, up to a limit, as it would take a slow engine."""
-    manager, clock = accepting()
-    short, tokens = state("x" * 4), state()
-    tokens.obj.input_ids = [7] * 1000
-    manager.rid_to_state = {"a": short, "b": tokens, "c": state("y" * 3200)}
-    young = clock.after(10)
-    late = clock.after(5)
-    tokens.ttft_observed = True
-    manager.last_receive_tstamp += 1
-    answered = clock.after()
-    rest = clock.after(12)
-    manager.rid_to_state = {"d": state("z" * 10**6)}
-    longest = clock.after(MAX_PREFILL)
-
-    assert young.step_age == 0
-    assert late.step_age == pytest.approx(5 - WAKE)
-    assert answered.longest == MAX_GAP
-    assert rest.step_age == pytest.approx(4)
-    assert longest.step_age == pytest.approx(12)
-
-
-def test_idleness_is_no_time_between_answers() -> None:
-    """An answer to a request that came after it is not late."""
-    manager, clock = accepting()
-    manager.rid_to_state = {"a": state()}
-    clock.after()
-    manager.last_receive_tstamp += 1
-    manager.rid_to_state = {}
-    clock.after(60)
-    manager.rid_to_state = {"b": state()}
-    clock.after()
-    manager.last_receive_tstamp += 1
-
-    assert clock.after().longest == pytest.approx(WAKE)
-
-
-def test_requests_that_a_tokenizer_holds_back() -> None:
-    """The engine owes nothing while requests wait for a pause to end, or for new weights."""
-    manager, clock = accepting()
-    manager.rid_to_state = {"a": state(dispatched=False)}
-    held = clock.after(30)
-    manager.rid_to_state["a"].dispatched = True
-    sent = clock.after(3)
-    manager.is_pause = True
-    paused = clock.after()
-
-    assert (held.unfinished, held.step_age) == (0, None)
-    assert sent.step_age == pytest.approx(3 - WAKE)
-    assert (paused.condition, paused.step_age) == (PAUSED, None)
-
-
-@pytest.mark.parametrize(
-    ("name", "is_owed"),
-    [("update_lora_adapter_communicator", False), ("get_internal_state_communicator", True)],
-)
-def test_an_operators_request_that_a_tokenizer_has_sent(name: str, is_owed: bool) -> None:
-    """Until an adapter is loaded nothing is owed; a scheduler that hangs answers no question, either."""
-    manager, clock = accepting()
-    manager.rid_to_state = {"a": state()}
-    vars(manager)[name] = SimpleNamespace(_result_event=object())
-    waiting = clock.after(9)
-
-    assert waiting.unfinished == 1
-    assert (waiting.step_age is not None) == is_owed
-
-
-def test_a_tokenizer_without_any_answer_is_starting() -> None:
-    """Its first request is that of the warm-up, as long as SGLang waits for it."""
-    manager = Manager()
-    clock = Clock(TokenizerProgress(manager, 1))
-    before = clock.after()
-    manager.rid_to_state = {"a": state()}
-    warming, late = clock.after(300), clock.after(WARM_UP)
-    manager.last_receive_tstamp += 1
-    first = clock.after()
-
-    assert first.longest == 0
-    assert (before.condition, warming.condition, late.condition) == ("", STARTING, "")
-
-
 def without(owner: Any, name: str) -> Any:
     """Return an object without one of its attributes."""
     delattr(owner, name)
@@ -519,53 +385,6 @@ def test_collectors_report_the_objects_that_construct_them(process: Recorded) ->
     assert process.reported() == []
 
 
-def test_a_pause_is_no_long_step() -> None:
-    """Neither the step that it interrupts nor the answer after it took as long."""
-    scheduler, clock = started()
-    scheduler.begin(batch([Request()]))
-    clock.after(1)
-    scheduler._engine_paused = True
-    clock.after(60)
-    scheduler._engine_paused = False
-    scheduler.begin(batch([Request()]))
-    manager, front = accepting()
-    manager.rid_to_state = {"a": state()}
-    front.after(1)
-    manager.is_pause = True
-    front.after(60)
-    manager.is_pause = False
-    manager.last_receive_tstamp += 1
-    excused, excused_clock = accepting()
-    excused.rid_to_state = {"a": state()}
-    loads = SimpleNamespace(_result_event=object())
-    excused.update_lora_adapter_communicator = loads  # type: ignore[attr-defined]
-    excused_clock.after(60)
-    loads._result_event = None
-    excused.last_receive_tstamp += 1
-
-    assert clock.after().longest <= 2 * WAKE
-    assert front.after().longest <= 2 * WAKE
-    assert excused_clock.after().longest <= 2 * WAKE
-
-
-def test_an_owner_that_cannot_be_referenced_costs_its_progress_only(process: Recorded) -> None:
-    """The collector counts all the same."""
-
-    class Slotted:
-        __slots__ = ("collector",)
-
-        def __init__(self) -> None:
-            self.collector = sglang_taps.tapped(SchedulerMetricsCollector, "scheduler")()
-
-        def event_loop_normal(self) -> None:
-            """Stand for the method by which a scheduler is recognized."""
-
-    owner = Slotted()
-
-    assert owner.collector.sidestep is not None
-    assert process.reported() == []
-
-
 def test_heartbeats_carry_the_progress(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """They name the engine of the collector among the stream's engines."""
     with Heartbeats(f"ipc://{tmp_path}/x.ipc") as exporter:
@@ -579,11 +398,3 @@ def test_heartbeats_carry_the_progress(monkeypatch: pytest.MonkeyPatch, tmp_path
         process.publisher.close()
 
     assert {each.engine for each in exporter.progress} == {1}
-
-
-def test_collectors_on_their_own_report_no_progress(process: Recorded) -> None:
-    """Constructed by something else they count, and nobody judges their process's heartbeats."""
-    sglang_taps.tapped(SchedulerMetricsCollector, "scheduler")()
-    sglang_taps.tapped(TokenizerMetricsCollector, "tokenizer")()
-
-    assert process.reported() == []

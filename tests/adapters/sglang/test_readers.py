@@ -12,7 +12,6 @@ from prometheus_client import CollectorRegistry, Counter
 
 from collectors import Shown
 from python_programs import run_python
-from sidestep.engines.sglang.wire import SglangStats
 from sidestep_adapters.sglang.collectors import Process, ProcessFamilies, wrap
 from sidestep_adapters.sglang.deferred_metrics import DeferredMetrics
 from sidestep_adapters.sglang.stats import QueueLengths, StatsRecorder
@@ -39,24 +38,6 @@ def test_queue_lengths_are_read_from_the_schedulers_lists() -> None:
     queues()
 
     assert [value for _, _, value, _ in deferred.queue] == [(3, 1), (3, 2)]
-
-
-def test_the_schedulers_slots_are_recorded_once() -> None:
-    """A scheduler whose queue lengths come from its reports has them, too."""
-    for more in ({}, {"enable_priority_scheduling": True}):
-        deferred = DeferredMetrics()
-        source = StatsRecorder(deferred, 0)
-        scheduler = Scheduler(max_running_requests=48, **more)
-        queues = QueueLengths(SimpleNamespace(scheduler=scheduler), source)
-        queues()
-        queues()
-        for recorder, key, value, weight in deferred.queue:
-            recorder.add(key, value, weight)
-        (item,) = source.items(1.0)
-        assert isinstance(item, SglangStats)
-
-        assert item.stats.max_running_requests == 48
-        assert (item.stats.num_running_reqs is None) == bool(more)
 
 
 @pytest.mark.parametrize(

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from prometheus_client import generate_latest
 
-from collectors import TOKENIZER, TokenizerMetricsCollector
+from collectors import TOKENIZER
 from sglang_managers import Manager
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import Item, encode_item
-from sidestep.engines.sglang.wire import SglangAbort, SglangRequest, SglangRequests
-from sidestep.protocol.limits import COUNT_LIMIT, MAX_ITEM_BYTES, MAX_LABEL_CHARS
-from sidestep.protocol.request_events import Identity
+from sidestep.engines.sglang.wire import SglangRequest, SglangRequests
 from sidestep.protocol.self_described import Samples
 from sidestep_adapters.sglang import taps as sglang_taps
-from sidestep_adapters.sglang.collectors import Process, adding_copy
-from sidestep_adapters.sglang.requests import MAX_RECORDED, OWN_COUNTERS, ROOM
+from sidestep_adapters.sglang.collectors import Process
+from sidestep_adapters.sglang.requests import OWN_COUNTERS
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 SECRETS = ("acme-17", "salty", TRACE[3:35], "secret prompt", "why it failed")
@@ -110,30 +106,12 @@ def test_a_finished_request_is_sent_with_what_sglang_counts_for_it(process: Reco
     assert process.failures == []
 
 
-def test_sglangs_own_counters_are_the_same_beside_the_plugin(process: Recorded) -> None:
-    """The collector counts as without the plugin."""
-    process.beside = True
-    pages: list[bytes] = []
-    for manager in (Manager(), Manager(lambda: TokenizerMetricsCollector(TOKENIZER))):
-        manager.finish(manager.ask(), cached=2)
-        manager.abort_request(manager.ask("a").obj.rid)
-        manager.abort_request(abort_all=True)
-        pages.append(generate_latest(manager.metrics_collector.registry))
-    lines = [
-        sorted(line for line in page.decode().splitlines() if "_created" not in line)
-        for page in pages
-    ]
-
-    assert lines[0] == lines[1]
-
-
 @pytest.mark.parametrize(
     ("reason", "output", "expected"),
     [
         ({"type": "length", "length": 8}, 8, ("length", "")),
         ({"type": "abort", "message": "why it failed"}, 4, ("abort", "")),
         ({"type": "abort", "status_code": 400}, 0, ("refused", "bad_request")),
-        ({"type": "abort", "status_code": 503}, 0, ("refused", "service_unavailable")),
         ({"type": "abort", "status_code": 503}, 5, ("error", "")),
         ({"type": "abort", "status_code": 500}, 0, ("error", "")),
         ({"type": "abort", "status_code": 499}, 0, ("refused", "499")),
@@ -257,96 +235,6 @@ def test_only_what_the_administrator_allows_leaves_the_process(
     assert {text for text in SECRETS if text.encode() in sent} == set(visible)
 
 
-@pytest.mark.parametrize("process", [(False, "full")], indirect=True)
-def test_identities(process: Recorded) -> None:
-    """Each request and each abort has one; a priority beyond the limit is cut."""
-    identified(Manager())
-    items = process.taken()
-    expected = Identity("acme-17", "", "salty", TRACE, COUNT_LIMIT)
-
-    assert [request.identity for item in items for request in item.ended] == [expected] * 3
-    assert [abort for item in items for abort in item.aborted] == [SglangAbort("", expected)]
-
-
-def test_custom_labels_are_sent_without_an_identity(process: Recorded) -> None:
-    """They are labels of series in any case."""
-    manager = Manager()
-    manager.finish(manager.ask(custom_labels={"team": "red"}))
-    (request,) = process.ended()
-
-    assert request.identity == Identity(labels={"team": "red"})
-
-
-def test_a_finished_request_is_one_entry_of_the_queue(process: Recorded) -> None:
-    """SGLang's function runs in the publisher thread, which counts it once, whoever holds the metric."""
-    manager = Manager()
-    before = len(process.deferred)
-    collector = manager.metrics_collector
-    only = collector.prompt_tokens_histogram.labels(**TOKENIZER)
-    copied = SimpleNamespace(by_kind={"only": only, "other": 1}, only=only)
-    adding = adding_copy(copied)
-    manager.finish(manager.ask())
-    recorded = len(process.deferred) - before
-    adding.only.observe(2.0)
-    adding.by_kind["only"].observe(3.0)
-    items = list(map(DIALECTS.decode, process.encoded()))
-    (observed,) = (
-        family.samples[0].observations
-        for item in items
-        if isinstance(item, Samples)
-        for family in item.families
-        if family.name == "sglang:prompt_tokens_histogram"
-    )
-
-    assert recorded == 1
-    assert observed == [2.0, 3.0, 5.0]
-    assert adding.by_kind["other"] == 1
-    assert copied.only is only
-
-
-def test_a_count_that_fails_in_the_thread(process: Recorded) -> None:
-    """The request is counted as unseen, and others have their records."""
-    manager = Manager()
-    manager.finish(manager.ask())
-    manager.finish(manager.ask(), prompt="many")  # type: ignore[arg-type]
-    items = process.taken()
-
-    assert [len(item.ended) for item in items] == [1]
-    assert sum(item.unseen for item in items) == 1
-    assert process.failures
-
-
-@pytest.mark.parametrize("process", [(False, "full")], indirect=True)
-def test_items_stay_below_the_limit(process: Recorded) -> None:
-    """However long the texts of clients are; a slice has as many requests as an item holds."""
-    manager = Manager()
-    long = "\U0001f600" * MAX_LABEL_CHARS
-    for number in range(3 * MAX_RECORDED):
-        state = manager.ask(f"{long}{number}", cache_salt=long, lora_path=long)
-        state.dispatched = number % 2 == 0
-        manager.abort_request(state.obj.rid)
-        manager.fail(state, ValueError())
-    sizes = [len(item) for item in process.encoded()]
-
-    assert max(sizes) < MAX_ITEM_BYTES
-    assert process.failures == []
-
-
-def test_a_full_queue_counts_what_it_does_not_hold(process: Recorded) -> None:
-    """The next item says how many requests ended unseen; the engine counts them all the same."""
-    manager = Manager()
-    process.deferred.limit = ROOM - 1
-    manager.finish(manager.ask())
-    manager.finish(manager.ask())
-    process.encoded()
-    process.deferred.limit = 10 * ROOM
-    manager.finish(manager.ask())
-    (item,) = process.taken()
-
-    assert (len(item.ended), item.unseen) == (1, 2)
-    assert process.deferred.dropped == 2
-
-
 def test_no_exception_reaches_the_engine(process: Recorded) -> None:
     """A request that cannot be read has no record; SGLang counts it, and other requests have theirs."""
     manager = Manager()
@@ -375,41 +263,3 @@ class Columns:
 
     prompt_tokens = completion_tokens = cached_tokens = (1,)
     cached_tokens_details = (None,)
-
-
-def test_an_older_release_without_the_functions(
-    process: Recorded, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its counters are sent as before, and a line says what is missing."""
-
-    class Older(Manager):
-        _release_req_states_on_failure: Any = property()
-
-    manager = Older()
-    manager.finish(manager.ask())
-
-    assert len(process.ended()) == 1
-    assert "not all requests get records" in caplog.text
-
-
-def test_the_cost_is_for_each_request_not_for_each_token(process: Recorded) -> None:
-    """A hundred outputs of a request record no more than its end does."""
-    manager = Manager()
-    state = manager.ask()
-    observe = manager.metrics_collector.observe_inter_token_latency
-    before = len(process.deferred)
-    calls = 0
-
-    def count(_frame: Any, event: str, _argument: Any) -> None:
-        nonlocal calls
-        calls += event == "call"
-
-    sys.setprofile(count)
-    for _ in range(100):
-        observe(dict(TOKENIZER), 0.01, 1)
-    sys.setprofile(None)
-    manager.finish(state)
-
-    # A collection of garbage may call some, too.
-    assert 200 <= calls < 220
-    assert len(process.deferred) - before < 120

@@ -153,21 +153,6 @@ def test_queue_lengths_between_reports(reports: Reports) -> None:
     assert (idle.num_running_reqs, idle.gen_throughput) == (SentQueue(0), 0)
 
 
-def test_equal_queue_lengths_are_recorded_once(reports: Reports) -> None:
-    """They follow each report, which may have other ones, and each change."""
-    source = reports.source
-    source.record_report(SchedulerStats(num_running_reqs=QueueCount(1)))
-    counts = []
-    for running in (7, 7, 8):
-        source.record_lengths(running, 0)
-        counts.append(len(reports.deferred))
-    source.record_report(SchedulerStats(num_running_reqs=QueueCount(1)))
-    source.record_lengths(8, 0)
-
-    assert counts == [2, 2, 3]
-    assert reports.sent.num_running_reqs == SentQueue(8)
-
-
 def test_stats_are_part_of_the_current_state(reports: Reports) -> None:
     """A restarted exporter gets them from an idle engine, too."""
     assert reports.source.current_state(1.0) == []
@@ -177,24 +162,6 @@ def test_stats_are_part_of_the_current_state(reports: Reports) -> None:
 
     assert isinstance(again, SglangStats)
     assert again.stats == first
-
-
-def test_a_missing_mamba_pool_has_no_series(reports: Reports) -> None:
-    """SGLang exposes these two if the total is above 0."""
-    stats = SchedulerStats(hicache_host_total_tokens=100)
-    reports.source.record_report(stats)
-    without = reports.sent
-    reports.source.record_report(
-        dataclasses.replace(
-            stats, hicache_host_mamba_total_states=8, hicache_host_mamba_used_states=3
-        )
-    )
-    there = reports.sent
-
-    assert without.hicache_host_total_tokens == 100
-    assert without.hicache_host_mamba_total_states is None
-    assert without.hicache_host_mamba_used_states is None
-    assert (there.hicache_host_mamba_total_states, there.hicache_host_mamba_used_states) == (8, 3)
 
 
 def test_an_invalid_field_drops_only_itself(reports: Reports) -> None:

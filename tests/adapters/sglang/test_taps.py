@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import Counter, Gauge, Histogram
 
 from collectors import (
     RANK,
@@ -23,11 +23,8 @@ from collectors import (
     Shown,
     TokenizerMetricsCollector,
     same,
-    seen,
 )
 from python_programs import run_python
-from sidestep.catalog.buckets import DEFAULTS
-from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.self_described import Samples
 from sidestep_adapters.sglang import plugin as sglang_plugin
 from sidestep_adapters.sglang import taps as sglang_taps
@@ -172,26 +169,6 @@ def test_pages_are_equal_for_any_calls(
     assert process.deferred.dropped == 0
 
 
-@pytest.mark.parametrize("beside", [True])
-def test_beside_both_pages_count(process: Process) -> None:
-    """SGLang's page is the same as without the plugin."""
-    plain, both = plain_pair(), tapped_pair()
-    for scheduler, tokenizer in (plain, both):
-        scheduler.increment_realtime_tokens("decode", 7, 2)
-        scheduler.observe_dp_balance(5, 0.5)
-        scheduler.log_stats(SchedulerStats(num_running_reqs=QueueCount(3), gen_throughput=1.5))
-        tokenizer.observe_inter_token_latency(dict(TOKENIZER), 0.3, 7)
-        tokenizer.observe_inter_token_latency(dict(TOKENIZER), 0.3, 0)
-        tokenizer.observe_time_to_first_token(dict(TOKENIZER), 0.2, stream=False)
-    page = Shown(process).page
-    silent = {"sglang:utilization"}
-    theirs = {k: v for collector in plain for k, v in collector.page.items() if k not in silent}
-
-    assert [collector.page for collector in both] == [collector.page for collector in plain]
-    assert isinstance(vars(both[1])["histogram_inter_token_latency"], Histogram)
-    same(theirs, {name: page[name] for name in theirs})
-
-
 @pytest.mark.usefixtures("process")
 def test_a_report_sets_the_time_of_the_last_one() -> None:
     """Without it an idle scheduler would report in every iteration of its loop."""
@@ -200,25 +177,6 @@ def test_a_report_sets_the_time_of_the_last_one() -> None:
     scheduler.log_stats(SchedulerStats())
 
     assert scheduler.last_log_time > 0
-
-
-def test_labels_by_request_are_the_childrens_own(process: Process) -> None:
-    """Labels that a request fills in, such as a priority, are not the engine's."""
-    labels = {**TOKENIZER, "priority": "", "tenant": ""}
-    plain = TokenizerMetricsCollector(labels)
-    tokenizer = tapped(TokenizerMetricsCollector, "tokenizer", labels)
-    for collector in (plain, tokenizer):
-        for priority, tenant in (("", ""), ("3", "a"), ("3", "b")):
-            asked = {**labels, "priority": priority, "tenant": tenant}
-            collector.observe_inter_token_latency(asked, 0.3, 3)
-            collector.observe_time_to_first_token(asked, 0.2, stream=True)
-    (info,) = process._infos
-
-    assert info.labels == TOKENIZER
-    same(
-        {name: family for name, family in plain.page.items() if "_seconds" in name},
-        {name: family for name, family in Shown(process).page.items() if "_seconds" in name},
-    )
 
 
 def test_only_configured_bounds_are_sent(process: Process) -> None:
@@ -281,13 +239,6 @@ def test_collectors_of_equal_labels_are_one_engine(process: Process) -> None:
     assert process._infos[0].labels == {**RANKED, "dp_rank": "0"}
 
 
-def test_options_are_features(process: Process) -> None:
-    """Attributes of the collector become features of the engine."""
-    tapped(SchedulerMetricsCollector, "scheduler", enable_lora=True, enable_hierarchical_cache=True)
-
-    assert process._infos[0].features == ["hicache", "lora"]
-
-
 def test_one_rank_of_a_replica_sends_lookups(process: Process) -> None:
     """The others see the same requests; replicas have caches of their own."""
     for rank, replica, sends in ((1, 0, False), (0, 0, True), (0, 1, True)):
@@ -295,16 +246,6 @@ def test_one_rank_of_a_replica_sends_lookups(process: Process) -> None:
         labels = {**RANK, "tp_rank": rank, "dp_rank": replica}
         tapped(SchedulerMetricsCollector, "scheduler", labels)
         assert (process.lookups is not None) == sends
-
-
-def test_a_class_is_tapped_once() -> None:
-    """SGLang may ask repeatedly, and finds the class by name in its processes."""
-    once = sglang_taps.tapped(SchedulerMetricsCollector, "scheduler")
-
-    assert sglang_taps.tapped(SchedulerMetricsCollector, "scheduler") is once
-    assert sglang_taps.tapped(once, "scheduler") is once
-    assert once.__name__ == "SidestepSchedulerMetricsCollector"
-    assert issubclass(once, SchedulerMetricsCollector)
 
 
 def test_the_resolved_class_is_tapped_for_any_arguments() -> None:
@@ -400,45 +341,6 @@ def test_reports_of_other_releases_lose_nothing(process: Process) -> None:
     assert "sglang:kv_transfer_latency_ms" not in page
 
 
-@pytest.mark.parametrize("beside", [False, True])
-def test_labels_that_an_older_release_lacks_are_absent(process: Process) -> None:
-    """Releases up to 0.5.15 have no label for streaming."""
-    labels = [*TOKENIZER]
-    bounds = DEFAULTS["sglang_time_to_first_token"]
-
-    def older(registry: CollectorRegistry) -> SimpleNamespace:
-        name = "sglang:time_to_first_token_seconds"
-        return SimpleNamespace(
-            labels=TOKENIZER,
-            first=Histogram(name, "Theirs.", labels, buckets=bounds, registry=registry),
-            prompt=Counter("sglang:prompt_tokens_total", "Theirs.", labels, registry=registry),
-            cached=Counter("sglang:cached_tokens_total", "Theirs.", labels, registry=registry),
-        )
-
-    registry = CollectorRegistry()
-    plain, ours = older(registry), older(CollectorRegistry())
-    wrap(process, ours, "tokenizer")
-    for collector in (plain, ours):
-        collector.first.labels(**TOKENIZER).observe(0.3)
-        collector.prompt.labels(**TOKENIZER).inc(5)
-        collector.cached.labels(**TOKENIZER).inc(2)
-
-    same(seen(generate_latest(registry).decode()), Shown(process).page)
-
-
-@pytest.mark.usefixtures("process")
-def test_other_attributes_of_a_child_come_from_sglang() -> None:
-    """Older releases read a histogram's buckets: they exist and are empty."""
-    scheduler, tokenizer = tapped_pair()
-    several = scheduler.dp_cooperation_realtime_tokens_total
-    child = tokenizer.histogram_time_to_first_token.labels(**TOKENIZER, is_streaming="true")
-    child.observe(0.3)
-
-    assert [bucket.get() for bucket in child._buckets] == [0] * 19
-    assert tokenizer.histogram_inter_token_latency.labels(**TOKENIZER)._sum.get() == 0
-    assert several.labels(**RANK, mode="a", num_prefill_ranks=1)._value.get() == 0
-
-
 @pytest.mark.usefixtures("process")
 def test_a_failed_tap_leaves_the_collector_unchanged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -500,15 +402,11 @@ def test_latencies_beyond_the_limit_are_counted_as_dropped(process: Process) -> 
     assert [5] == [n for (name, _), n in latencies.items() if name.endswith("_count")]
 
 
-@pytest.mark.parametrize(
-    "module",
-    ["plugin", "taps", "collectors", "stats", "metric_stubs", "deferred_metrics"],
-)
-def test_sglang_imports_prometheus_client_first(module: str) -> None:
+def test_sglang_imports_prometheus_client_first() -> None:
     """SGLang chooses its multiprocess directory before; SGLang itself is not imported either."""
-    program = f"""
-        import sys, sidestep_adapters.sglang.{module}
-        print(*({{"prometheus_client", "sglang", "aiohttp", "asyncio", "click"}} & sys.modules.keys()))
+    program = """
+        import sys, sidestep_adapters.sglang.plugin, sidestep_adapters.sglang.taps
+        print(*({"prometheus_client", "sglang", "aiohttp", "asyncio", "click"} & sys.modules.keys()))
     """
 
     assert run_python(program).strip() == ""
@@ -544,14 +442,3 @@ FORK = """
 def test_a_forked_child_has_recorded_calls_of_its_own() -> None:
     """The parent's calls stay in the parent; children made before work in both processes."""
     assert run_python(FORK).split() == ["0", "2"]
-
-
-def test_engines_are_described_before_their_items(process: Process) -> None:
-    """Engines that are added later are described as well."""
-    described: list[list[EngineInfo]] = []
-    process.publisher = SimpleNamespace(  # type: ignore[assignment]
-        describe=lambda infos: described.append(list(infos))
-    )
-    tapped_pair()
-
-    assert [len(infos) for infos in described][-1] == 2

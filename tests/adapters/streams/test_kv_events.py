@@ -15,8 +15,6 @@ from sidestep.protocol.limits import MAX_OBSERVATIONS
 from sidestep_adapters.streams.kv_events import (
     MAX_EVENT_HASHES,
     MAX_EVENTS,
-    PIECE_BYTES,
-    PIECE_EVENTS,
     Changes,
     decode,
     pieces,
@@ -41,14 +39,11 @@ def stored(*hashes: int, medium: str = "GPU") -> CacheChange:
 
 EVENTS: list[Any] = [
     {"type": "BlockStored", "block_hashes": [7, 8], "parent_block_hash": 6, "token_ids": [1, 2]},
-    {"type": "BlockStored", "block_hashes": [7, 8], "token_ids": [1] * 99, "medium": "GPU"},
     {"type": "BlockStored", "block_hashes": [7, 8], "group_idx": 0, "session_id": "s", "new": {}},
     ["BlockStored", [7, 8], 6, [1, 2], 16, None],
-    ["BlockStored", [7, 8], 6, [1, 2], 16, None, "GPU"],
     ["BlockStored", [7, 8], b"p", [1, 2], 16, 1, None, "lora", [None], 0, "full_attention", 9],
     {"type": "BlockStored", "block_hashes": ["0x7", "0008"]},
     {"type": "BlockStored", "block_hashes": [bytes(31) + b"\x07", b"\x08"]},
-    {"type": "BlockStored", "block_hashes": [7, bytes(7) + b"\x08"]},
     ["BlockStored", ["7", 8], None],
 ]
 
@@ -68,14 +63,6 @@ def test_other_kinds_of_event() -> None:
     assert found(["BlockRemoved", [7], "DISK"])[0] == [removed]
     assert found({"type": "AllBlocksCleared"})[0] == [cleared]
     assert found(["AllBlocksCleared"])[0] == [cleared]
-
-
-def test_a_batch_may_be_a_map() -> None:
-    """Its rank has either name."""
-    for name in ("data_parallel_rank", "attn_dp_rank"):
-        batch = decode(msgspec.msgpack.encode({"ts": 1, "events": [["AllBlocksCleared"]], name: 2}))
-        assert (batch.stamp, len(batch.events), batch.rank) == (1.0, 1, 2)
-    assert decode(msgspec.msgpack.encode([1.0, []])).rank is None
 
 
 def test_hashes_are_64_bits_without_sign() -> None:
@@ -125,10 +112,8 @@ def test_events_of_one_kind_become_one_change() -> None:
 
 REFUSED = [
     ({"type": "BlockPinned", "block_hashes": [1]}, "unknown_event"),
-    (["BlockPinned"], "unknown_event"),
     ({"type": "BlockStored"}, "bad_event"),
     ({"type": "BlockStored", "block_hashes": [1.5]}, "bad_event"),
-    ({"type": "BlockStored", "block_hashes": ["xyz"]}, "bad_event"),
     ({"type": "BlockStored", "block_hashes": ["1_0"]}, "bad_event"),
     ({"type": "BlockStored", "block_hashes": [b"x" * 65]}, "bad_event"),
     ({"type": "BlockStored", "block_hashes": [1], "medium": "G\nU"}, "bad_event"),
@@ -136,9 +121,7 @@ REFUSED = [
     ({"type": "BlockStored", "block_hashes": [1], "group_idx": -1}, "bad_event"),
     ({"type": "BlockStored", "block_hashes": [*[0] * MAX_EVENT_HASHES, 999]}, "bad_event"),
     (["BlockStored", {}, None], "bad_event"),
-    ({"type": 1}, "bad_event"),
     ([], "bad_event"),
-    (7, "bad_event"),
     (None, "bad_event"),
 ]
 
@@ -152,15 +135,12 @@ def test_an_invalid_event_is_counted_and_left_out(event: object, reason: str) ->
 @pytest.mark.parametrize(
     "payload",
     [
-        [],
         [1.0],
         [-1.0, []],
         [float("nan"), []],
-        [float("inf"), []],
         ["now", []],
         [1.0, [0] * (MAX_EVENTS + 1)],
         [1.0, [], -1],
-        {"ts": 1.0},
         {"events": []},
         3,
     ],
@@ -169,13 +149,6 @@ def test_invalid_messages_are_rejected(payload: object) -> None:
     """A message has no time, or exceeds a limit."""
     with pytest.raises(WireError, match="bad_message"):
         decode(msgspec.msgpack.encode(payload))
-
-
-def test_token_ids_are_not_kept() -> None:
-    """No change contains them."""
-    changes, _ = found({**EVENTS[0], "token_ids": [424242]})
-
-    assert "424242" not in repr(changes)
 
 
 @given(st.binary(max_size=200) | st.binary(max_size=60).map(lambda end: b"\x93\x01\x91" + end))
@@ -244,16 +217,3 @@ def test_a_long_event_is_decoded_in_parts(hashes: list[Any], is_map: bool) -> No
     if len(hashes) <= MAX_EVENT_HASHES:
         assert flat(apart) == flat(whole.found)
     assert len(flat(apart)) == len(hashes) + 4
-
-
-@given(st.lists(st.integers(0, 70_000), max_size=12), st.integers(0, 3 * PIECE_EVENTS))
-def test_pieces_contain_all_events(sizes: list[int], more: int) -> None:
-    """They are in order, and none is long."""
-    events = [msgspec.Raw(b"\xc4" * size) for size in [*sizes, *[3] * more]]
-    parts = list(pieces(events))
-
-    assert [event for part in parts for event in part] == events
-    assert all(len(part) <= PIECE_EVENTS for part in parts)
-    assert all(
-        len(part) == 1 or sum(len(memoryview(e)) for e in part) <= PIECE_BYTES for part in parts
-    )

@@ -12,12 +12,8 @@ from hypothesis import strategies as st
 from intakes import Fed
 from recorded import read
 from sidestep.config.subscriptions import parse
-from sidestep.ingest.local_stream import MAX_FED, RankFeed
-from sidestep.metrics.exposed_engines import ENGINE_EXPIRES_SECONDS, GAUGES_EXPIRE_SECONDS
-from sidestep.protocol.block_events import MAX_CHANGES
+from sidestep.ingest.local_stream import RankFeed
 from sidestep.protocol.messages import EngineInfo
-from sidestep.protocol.stream import StreamState
-from sidestep.snapshot.capture import Capture, restore
 from sidestep_adapters.streams.readers import READERS
 from sidestep_adapters.streams.sequence import Discontinuity
 
@@ -140,21 +136,6 @@ def test_a_page_has_how_much_too_small_the_cache_was() -> None:
     assert stream.fed.rejected == {}
 
 
-def test_a_cleared_cache_holds_nothing() -> None:
-    """Its block lifetimes are not observed, since the blocks were not evicted."""
-    stream = Stream()
-    stream.broke(LATE)
-    stream.take(batch(1.0, stored(1, 2)))
-    assert stream.samples(RESIDENT) == {}
-
-    stream.take(batch(2.0, {"type": "AllBlocksCleared"}, stored(5)))
-    assert stream.sample(RESIDENT) == 1
-    assert stream.sample("sidestep_kv_cache_clears_total") == 1
-    stream.take(batch(3.0, {"type": "AllBlocksCleared", "medium": "DISK"}))
-    assert list(stream.samples(RESIDENT).values()) == [1, 0]
-    assert lifetimes(stream) == 0
-
-
 def test_a_loss_discards_block_lifetimes() -> None:
     """The cache's content is unknown until it is cleared or its publisher restarts."""
     stream = Stream()
@@ -176,18 +157,6 @@ def resident(stream: Stream) -> dict[str, float]:
     """Return the resident blocks by medium."""
     found = stream.samples(RESIDENT).items()
     return {labels.split('medium="')[1].split('"')[0]: count for labels, count in found}
-
-
-def test_a_missing_store_is_that_of_one_block() -> None:
-    """More blocks are removed than there were: other blocks and other media are known as before."""
-    stream = Stream()
-    stream.broke(WHOLE)
-    stream.take(batch(1.0, stored(1), stored(1, 2, medium="CPU")), batch(2.0, removed(1, 2)))
-    assert resident(stream) == {"GPU": 0, "CPU": 2}
-    assert stream.samples("sidestep_kv_cache_removed_blocks_total").popitem()[1] == 2
-
-    stream.take(batch(3.0, stored(*range(100))), batch(4.0, removed(200, 201, 5), removed(5)))
-    assert resident(stream) == {"GPU": 99, "CPU": 2}
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
@@ -235,17 +204,6 @@ def test_resident_blocks_are_those_of_a_set(steps: list[tuple[str, str, list[int
         assert all(found.get(medium, 0) == len(hashes) for medium, hashes in known.items())
 
 
-def test_a_sample_of_hashes_corrects_all() -> None:
-    """A tenth of the hashes shows what is stored and removed twice, to some percent."""
-    stream = Stream(fed=Fed(rate=0.1))
-    stream.broke(WHOLE)
-    hashes = [*range(10_000)]
-    stream.take(*(batch(at, stored(*hashes)) for at in (1.0, 60.0)))
-    assert resident(stream)["GPU"] == pytest.approx(10_000, rel=0.1)
-    stream.take(*(batch(at, removed(*hashes[:5_000])) for at in (61.0, 62.0, 63.0)))
-    assert resident(stream)["GPU"] == pytest.approx(5_000, rel=0.15)
-
-
 def test_an_invalid_message_is_a_loss() -> None:
     """Its changes are missing; an unknown kind of event is no loss."""
     stream = Stream()
@@ -262,25 +220,6 @@ def test_an_invalid_message_is_a_loss() -> None:
     }  # fmt: skip
 
 
-def test_a_long_message_is_applied_in_parts() -> None:
-    """Each part is short, and all are applied."""
-    stream = Stream()
-    stream.broke(WHOLE)
-    events = [stored(*range(begin, begin + 10_000)) for begin in range(0, 50_000, 10_000)]
-    events += [removed(one) for one in range(2 * MAX_CHANGES)]
-    raw = msgspec.msgpack.encode(batch(1.0, *events))
-    stream.feed.mark_seen(0.0)
-    stream.feed.enqueue(lambda: stream.reader.accept(raw, 0.0))
-    works = 0
-    while stream.fed.intake.busy:
-        stream.fed.intake.work()
-        works += 1
-
-    assert works > 10
-    assert stream.sample(RESIDENT) == 50_000 - 2 * MAX_CHANGES
-    assert lifetimes(stream) == 2 * MAX_CHANGES
-
-
 @pytest.mark.parametrize(
     ("option", "rank", "label"), [(",engine=seven", 3, "seven"), ("", 3, "3"), ("", None, "0")]
 )
@@ -295,22 +234,6 @@ def test_an_engine_is_named_by_the_option_the_message_or_its_place(
     assert f'engine="{label}"' in labels
 
 
-def test_streams_of_one_rank_feed_one_engine() -> None:
-    """Each has its own families; the engine has the features of all."""
-    kv = Stream("kv-events=tcp://h:1,model=m")
-    load = Stream("load=tcp://h:2,model=m", kv.fed)
-    kv.broke(WHOLE)
-    kv.take(batch(1.0, stored(1)))
-    load.take(["LoadStat", 3, 1, 10, 100, 0])
-    kv.take(batch(1.0, stored(2)))
-
-    (engine,) = kv.fed.intake.registry.engines.values()
-    assert engine.description.features == {"kv_events", "load"}
-    assert kv.sample(RESIDENT) == 2
-    assert kv.sample("sidestep_load_running_requests") == 3
-    assert kv.samples("sidestep_forward_pass_duration_seconds_count") == {}
-
-
 def test_two_publishers_are_not_mixed(caplog: pytest.LogCaptureFixture) -> None:
     """The second publisher of one kind for one engine is rejected; the log names it, not an engine's stream."""
     one = Stream("kv-events=tcp://h:1")
@@ -323,58 +246,6 @@ def test_two_publishers_are_not_mixed(caplog: pytest.LogCaptureFixture) -> None:
     assert f"an item of {other.feed.name}: engine_conflict" in caplog.text
     assert one.sample(RESIDENT) == 1
     assert one.fed.rejected == {("engine_conflict",): 1}
-
-
-def test_a_publisher_has_few_ranks() -> None:
-    """A publisher with more ranks is rejected."""
-    stream = Stream()
-    stream.take(*[batch(1.0, stored(1), rank=rank) for rank in range(MAX_FED + 9)])
-
-    assert len(stream.fed.intake.registry.engines) == MAX_FED
-    assert stream.fed.rejected == {("over_limit",): 9}
-
-
-def test_an_engine_that_pushes_keeps_its_labels() -> None:
-    """The families of its streams have the same labels."""
-    stream = Stream("load=tcp://h:1,model=m")
-    stream.take(["LoadStat", 3, 1, 10, 100, 0])
-    labels = {"engine": "0", "model_name": "m"}
-    stream.fed.send_hello("s", [EngineInfo("pushed", "vllm", labels)])
-
-    page = stream.fed.page
-    assert 'sidestep_load_running_requests{engine="0",model_name="m"} 3' in page
-    assert 'vllm:generation_tokens_total{engine="0",model_name="m"} 0' in page
-    assert "origin" not in page
-    read = stream.fed.intake.metrics._readings["sidestep_engine_up"]()
-    assert dict(one for one in read if one is not None) == {
-        ("0", "m", ""): 1.0,
-        ("0", "m", "stream/m/0"): 1.0,
-    }
-
-
-def test_forward_passes_are_observed_and_idle_ones_are_not() -> None:
-    """The recording covers a whole load."""
-    stream = replayed("forward-pass", "sglang_forward_pass")
-
-    prefix = "sidestep_forward_pass_"
-    tokens = stream.samples(f"{prefix}tokens_total")
-    assert [3098, 2340] == list(tokens.values())
-    assert stream.sample(f"{prefix}prefill_kv_tokens_sum") == 5902
-    assert stream.sample(f"{prefix}prefill_requests_sum") == 60
-    assert stream.sample(f"{prefix}duration_seconds_count") == 296
-    assert stream.sample(f"{prefix}scheduled_decode_requests") == 0
-    assert stream.sample(f"{prefix}queued_prefill_requests") == 0
-
-
-def test_load_adds_up() -> None:
-    """The recording covers a whole load; a restarted publisher counts from 0."""
-    stream = replayed("load", "sglang_load_stat")
-
-    assert stream.sample("sidestep_load_prefill_uncached_tokens_total") == 3098
-    assert stream.sample("sidestep_load_max_kv_tokens") == 4096
-    stream.broke(Discontinuity(0, restarted=True, from_start=False))
-    stream.take(["LoadStat", 0, 0, 0, 0, 0, 0, 0, 0, 5000, 0])
-    assert stream.sample("sidestep_load_prefill_uncached_tokens_total") == 8098
 
 
 def test_sglangs_page_and_its_events_agree() -> None:
@@ -415,60 +286,3 @@ def test_both_engines_have_the_same_families() -> None:
     assert lifetimes(vllm) == 355
     assert vllm.sample(RESIDENT) == 432 - 355
     assert (vllm.fed.rejected, sglang.fed.rejected) == ({}, {})
-
-
-def test_gauges_go_with_the_publisher() -> None:
-    """Counters stay longer; a message of the publisher restores all."""
-    stream = Stream("load=tcp://h:1")
-    stream.take(["LoadStat", 3, 1, 10, 100, 0, 0, 0, 0, 10, 0])
-    stream.fed.advance(GAUGES_EXPIRE_SECONDS + 1)
-    assert stream.samples("sidestep_load_running_requests") == {}
-    assert stream.sample("sidestep_load_prefill_uncached_tokens_total") == 0
-
-    stream.feed.mark_seen(stream.fed.now)
-    assert stream.sample("sidestep_load_running_requests") == 3
-    stream.fed.advance(ENGINE_EXPIRES_SECONDS + 2)
-    assert stream.fed.page == ""
-    stream.take(["LoadStat", 4, 1, 10, 100, 0, 0, 0, 0, 15, 0])
-    assert stream.sample("sidestep_load_running_requests") == 4
-    assert stream.sample("sidestep_load_prefill_uncached_tokens_total") == 5
-
-
-def test_a_snapshot_has_where_a_stream_stopped() -> None:
-    """A snapshot has a stream's sequence number, cursor and totals; gauges return with the stream."""
-    before = Stream("kv-events=tcp://h:1,model=m")
-    before.broke(WHOLE)
-    before.take(batch(1.0, stored(1, 2, 3)))
-    before.feed.record_position(41, 7, 8)
-    pieces = list(Capture(before.fed.intake).pieces())
-
-    fed = Fed(rate=1.0, boot=2)
-    restore(fed.intake, pieces, 0.0)
-    after = Stream("kv-events=tcp://h:1,model=m", fed)
-    assert (after.feed.seq, list(after.feed.mark)) == (41, [7, 8])
-    fed.advance(1)
-    assert Capture(fed.intake).pieces()[0] == pieces[0]
-    after.feed.mark_seen(fed.now)
-    after.take(batch(2.0, removed(1)))
-    assert after.sample(RESIDENT) == 2
-    assert after.samples("sidestep_kv_cache_stored_blocks_total").popitem()[1] == 3
-
-
-def test_a_sender_cannot_take_the_id_of_a_local_stream() -> None:
-    """Other ids are free."""
-    stream = Stream()
-    stream.take(batch(1.0, stored(1)))
-    name = stream.feed.subscription.name
-    stream.fed.send_hello(name, [EngineInfo("e", "vllm", {"engine": "e", "model_name": "m"})])
-
-    assert stream.fed.intake.receiver.streams[name].state is StreamState.LOCAL
-    assert "e" not in stream.fed.intake.registry.engines
-
-
-@pytest.mark.parametrize("label", ["medium", "le", "origin", "phase"])
-def test_labels_of_rows_are_rejected(label: str) -> None:
-    """The check precedes the first message."""
-    stream = Stream(f"kv-events=tcp://h:1,label.{label}=x")
-
-    with pytest.raises(Exception, match="bad_label"):
-        stream.feed.check()

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recorded import read
 from sidestep.errors import WireError
 from sidestep.protocol.limits import COUNT_LIMIT
 from sidestep_adapters.streams import records
-from sidestep_adapters.streams.records import MAX_INCREASE, Totals
+from sidestep_adapters.streams.records import Totals
 
 SCHEDULED = {
     "num_prefill_requests": 1,
@@ -71,15 +70,12 @@ def test_a_heartbeat_is_no_forward_pass() -> None:
     ("record", "reason"),
     [
         ({**RECORD, "version": 2}, "version"),
-        ({**RECORD, "wall_time": -1.0}, "bad_message"),
         ({**RECORD, "wall_time": float("nan")}, "bad_message"),
         ({**RECORD, "dp_rank": -1}, "bad_message"),
         ({**RECORD, "scheduled_requests": {**SCHEDULED, "sum_prefill_tokens": 1 << 41}}, "bad_message"),
         ({**RECORD, "scheduled_requests": {**SCHEDULED, "var_prefill_length": -1.0}}, "bad_message"),
         ({"wall_time": 1.0}, "bad_message"),
-        ([], "bad_message"),
         (STAT, "bad_message"),
-        ("x", "bad_message"),
     ],
 )  # fmt: skip
 def test_invalid_forward_passes_are_rejected(record: object, reason: str) -> None:
@@ -119,20 +115,11 @@ def test_totals_become_increases(before: Totals | None, tokens: int, seconds: fl
     assert found.item.prefill_busy_seconds == pytest.approx(seconds)
 
 
-def test_implausible_increases_are_ignored() -> None:
-    """No engine computes so much between two records."""
-    found = records.decode_load(encoded(STAT), 0.0)
-    records.add_increase(found.item, Totals(MAX_INCREASE + 1, 0), Totals())
-
-    assert found.item.prefill_uncached_tokens == 0
-
-
 @pytest.mark.parametrize(
     "record",
     [
         STAT[:3],
         ["Load", *STAT[1:]],
-        [*STAT[:1], -1, *STAT[2:]],
         [*STAT[:1], COUNT_LIMIT + 1, *STAT[2:]],
         [*STAT[:9], -5, 0],
         RECORD,
@@ -143,13 +130,6 @@ def test_invalid_load_records_are_rejected(record: object) -> None:
     """They are too short, of another kind, or have invalid numbers."""
     with pytest.raises(WireError, match="bad_message"):
         records.decode_load(encoded(record), 0.0)
-
-
-def test_a_ranks_load_ends_with_its_forward_passes() -> None:
-    """The total of the first of two ranks is what it has computed."""
-    *_, last = read("sglang_load_stat_dp2_rank0")
-
-    assert records.decode_load(last.encoded, 0.0).totals.prefill_uncached_tokens == 2358
 
 
 @given(st.binary(max_size=120))

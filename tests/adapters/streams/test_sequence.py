@@ -70,14 +70,6 @@ def started(*, replays: bool = True, upto: int = 3) -> Sequencer:
     return sequence
 
 
-def test_numbers_in_order_are_accepted() -> None:
-    """The first one is a discontinuity without a loss."""
-    sequence = started()
-
-    assert live(sequence, 3, 4) == [3, 4]
-    assert (sequence.gaps, sequence.duplicates, sequence.replay_requests) == (0, 0, 0)
-
-
 @pytest.mark.parametrize(("first", "from_start"), [(0, True), (1, True), (2, False), (700, False)])
 def test_messages_before_the_subscription_are_no_loss(first: int, from_start: bool) -> None:
     """Publishers count from 0 or from 1; any other first number was subscribed late."""
@@ -89,28 +81,6 @@ def test_messages_before_the_subscription_are_no_loss(first: int, from_start: bo
     ]
 
 
-def test_a_late_start_requests_a_replay() -> None:
-    """The publisher's retained messages precede the live ones."""
-    sequence = Sequencer(replays=True)
-    sequence.connected(0.0)
-
-    assert sequence.replay_from == 0
-    assert replay(sequence, 5, 6, 7) == [LATE, 5, 6, 7]
-    assert live(sequence, 6, 7, 8) == [8]
-    assert (sequence.duplicates, sequence.gaps) == (2, 0)
-
-
-def test_a_gap_is_filled() -> None:
-    """The replay starts at the last accepted message, which identifies the publisher process."""
-    sequence = started()
-
-    assert live(sequence, 6) == []
-    assert sequence.replay_from == 2
-    assert replay(sequence, 2, 3, 4, 5, 6, 7) == [3, 4, 5, 6, 7]
-    assert live(sequence, 7, 8) == [8]
-    assert sequence.gaps == 1
-
-
 def test_a_gap_without_a_replay_is_lost() -> None:
     """No replay is available, or it lacks the messages."""
     assert live(started(replays=False), 6) == [lost(3), 6]
@@ -118,28 +88,6 @@ def test_a_gap_without_a_replay_is_lost() -> None:
     sequence = started()
     live(sequence, 6)
     assert replay(sequence, 5, 6) == [lost(2), 5, 6]
-
-
-def test_a_replay_with_a_gap_is_requested_again() -> None:
-    """A publisher that sends too fast drops messages; progress continues."""
-    sequence = started()
-    live(sequence, 9)
-
-    assert replay(sequence, 2, 3, 4, 7, end=False) == [3, 4]
-    assert (sequence.replay_from, sequence.replay_requests) == (4, 2)
-    assert replay(sequence, 4) == []
-    assert (sequence.replay_from, sequence.replay_requests) == (4, 3)
-    assert replay(sequence, 4) == [lost(4), 9]
-
-
-def test_a_replay_without_its_last_part_is_requested_again() -> None:
-    """A replay that ends too early is requested again."""
-    sequence = started()
-    live(sequence, 7)
-
-    assert replay(sequence, 2, 3, 4) == [3, 4]
-    assert sequence.replay_from == 4
-    assert replay(sequence, 4, 5, 6, 7) == [5, 6, 7]
 
 
 def test_a_replay_times_out() -> None:
@@ -157,34 +105,6 @@ def test_a_replay_times_out() -> None:
     assert sequence.replay_from == 8
 
 
-def test_a_replay_without_new_messages_times_out() -> None:
-    """Only new messages extend the timeout."""
-    sequence = started()
-    live(sequence, 5)
-
-    assert replay(sequence, 2, 1, 2, 1, now=REPLAY_TIMEOUT * 0.9, end=False) == []
-    assert outcomes(sequence.expire(REPLAY_TIMEOUT)) == [lost(2), 5]
-
-
-def test_a_repeated_message_is_a_duplicate() -> None:
-    """A message with the number and content of an accepted one is a duplicate."""
-    sequence = started(replays=False)
-    live(sequence, 5)
-
-    assert live(sequence, 5, 2, 0, 6) == [6]
-    assert (sequence.duplicates, sequence.restarts) == (3, 0)
-
-
-def test_messages_overtaken_by_a_replay_are_duplicates() -> None:
-    """The publisher need not retain them any more."""
-    sequence = Sequencer(replays=True)
-
-    assert live(sequence, 4) == []
-    assert replay(sequence, 7, 8) == [LATE, 7, 8]
-    assert live(sequence, 5, 6, 7, 8, 9) == [9]
-    assert (sequence.duplicates, sequence.restarts) == (5, 0)
-
-
 def test_a_publisher_restart_is_detected() -> None:
     """A number has another content, or is much too low."""
     sequence = started(replays=False)
@@ -193,16 +113,6 @@ def test_a_publisher_restart_is_detected() -> None:
     sequence = started(replays=False, upto=WINDOW + 9)
     assert live(sequence, 3, incarnation=1) == [RESTARTED, lost(2), 3]
     assert (sequence.restarts, sequence.duplicates) == (1, 0)
-
-
-def test_a_restart_loses_no_retained_message() -> None:
-    """The new publisher is replayed from its start."""
-    sequence = started()
-
-    assert live(sequence, 2, incarnation=1) == [RESTARTED]
-    assert sequence.replay_from == 0
-    assert replay(sequence, 0, 1, 2, 3, incarnation=1) == [BEGUN, 0, 1, 2, 3]
-    assert live(sequence, 3, 4, incarnation=1) == [4]
 
 
 def test_a_restart_behind_a_gap_is_detected() -> None:
@@ -219,45 +129,6 @@ def test_a_restart_behind_a_gap_is_detected() -> None:
     assert live(sequence, 1, 2, incarnation=1) == [2]
 
 
-def test_a_new_connection_requests_a_replay() -> None:
-    """Missed messages need not show as a gap."""
-    sequence = started()
-    sequence.connected(0.0)
-
-    assert replay(sequence, 2, 3, 4) == [3, 4]
-    assert (sequence.restarts, sequence.gaps) == (0, 0)
-
-
-def test_no_replay_is_requested_while_the_connection_is_lost() -> None:
-    """Older messages may still arrive, and a replay could come from another process."""
-    sequence = started()
-    sequence.connection_lost = True
-
-    assert live(sequence, 5) == [lost(2), 5]
-    assert live(sequence, 3, 2, incarnation=1) == [RESTARTED]
-    assert replay(sequence, 0, 1, 2, 3, incarnation=1) == [BEGUN, 0, 1, 2, 3]
-
-
-def test_a_late_replay_is_ignored() -> None:
-    """No replay is in progress any more."""
-    sequence = started()
-
-    assert replay(sequence, 3, 4) == []
-    assert sequence.duplicates == 2
-
-
-def test_another_process_resumes_at_a_position() -> None:
-    """The replay's number and checksum identify the publisher."""
-    position = started().position
-    assert position is not None
-    same, other = (Sequencer(replays=True, position=position) for _ in range(2))
-
-    same.connected(0.0)
-    assert replay(same, 2, 3) == [3]
-    other.connected(0.0)
-    assert replay(other, 2, incarnation=1, end=False) == [RESTARTED]
-
-
 def test_a_gap_has_a_limit() -> None:
     """A publisher may send any number."""
     sequence = started(replays=False)
@@ -265,16 +136,6 @@ def test_a_gap_has_a_limit() -> None:
     assert live(sequence, 1 << 62)[0] == lost(LOST_LIMIT)
     assert sequence.position is not None
     assert sequence.position.seq == 1 << 62
-
-
-def test_a_replay_without_its_first_new_message_is_requested_once_more() -> None:
-    """A replay that overlaps the accepted messages shows that the missing one was dropped, or is never sent."""
-    sequence = started()
-    sequence.connected(0.0)
-
-    assert replay(sequence, 2, 4, end=False) == []
-    assert sequence.replay_requests == 2
-    assert replay(sequence, 2, 4) == [lost(1), 4]
 
 
 @dataclasses.dataclass

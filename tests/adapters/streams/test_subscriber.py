@@ -11,7 +11,6 @@ from random import Random
 
 import msgspec
 import pytest
-import zmq
 from fuzz.hostile_exporter import hostile_exporter
 from fuzz.hostile_publisher import gaps_without_end, parts_without_end, restarts_without_end
 
@@ -22,8 +21,8 @@ from sidestep.app.exporter import Exporter
 from sidestep.exposition.text_page import render
 from sidestep.telemetry import peer_log
 from sidestep.transport.process import resident, trim
-from sidestep_adapters.streams import sequence, subscriber
-from sidestep_adapters.streams.frames import MAX_BYTES, MAX_FRAMES, SKIP_FRAMES, Frames
+from sidestep_adapters.streams import subscriber
+from sidestep_adapters.streams.frames import MAX_BYTES
 
 RESIDENT = "sidestep_kv_cache_resident_blocks"
 STORED = "sidestep_kv_cache_stored_blocks_total"
@@ -136,22 +135,6 @@ async def test_replays_make_up_for_losses(start: Start, tmp_path: Path) -> None:
     assert any(line.startswith(LIVES) for line in pages[0])
 
 
-async def test_a_gap_without_a_replay_socket_is_counted(start: Start, publisher: Publisher) -> None:
-    """Block lifetimes are discarded, and resident blocks are unknown."""
-    async with subscribed(start, publisher, replay="") as exporter:
-        publisher.publish(stored(1, 2))
-        await until(lambda: sample(exporter, RESIDENT) == 2)
-        publisher.publish(stored(3), copies=0)
-        publisher.publish(stored(4))
-        await until(lambda: counted(exporter, "lost_messages", publisher) == 1)
-        await until(lambda: sample(exporter, STORED) == 3)
-
-        assert samples(exporter, RESIDENT) == {}
-        assert sample(exporter, "sidestep_kv_cached_abandoned_blocks_total") == 2
-        assert counted(exporter, "gaps", publisher) == 1
-        assert publisher.asked == []
-
-
 @pytest.mark.parametrize("kept", [10_000, 10])
 async def test_a_late_start_gets_retained_messages(
     start: Start, publisher: Publisher, kept: int
@@ -189,43 +172,14 @@ async def test_a_publisher_restarts(start: Start, publisher: Publisher) -> None:
         assert engine.restarts == 1
 
 
-async def test_a_silent_restart_shows_with_the_connection(
-    start: Start, publisher: Publisher
-) -> None:
-    """The new process has an empty cache and sends nothing."""
-    async with subscribed(start, publisher) as exporter:
-        publisher.publish(stored(1, 2))
-        await until(lambda: sample(exporter, RESIDENT) == 2)
-        publisher.restart()
-        await until(lambda: counted(exporter, "restarts", publisher) == 1)
-
-        await until(lambda: samples(exporter, RESIDENT) == {})
-
-
-async def test_a_publisher_repeats(start: Start, publisher: Publisher) -> None:
-    """Each message counts once. None is requested again, which would hide what has come twice."""
-    async with subscribed(start, publisher, replay="") as exporter:
-        for number in range(20):
-            publisher.publish(stored(number), copies=1 + number % 3)
-        publisher.publish(stored(3), seq=3)
-        publisher.publish(stored(99), seq=20)
-        await until(lambda: sample(exporter, STORED) == 21)
-
-        assert counted(exporter, "duplicate_messages", publisher) >= 20
-        assert counted(exporter, "restarts", publisher) == 0
-
-
 INVALID: list[tuple[str, list[bytes], str]] = [
     ("one frame", [b"kv"], "bad_frame"),
-    ("no number", [b"kv", b"", b""], "bad_frame"),
     ("a long number", [b"kv", bytes(9), b""], "bad_frame"),
     ("a number beyond all", [b"kv", b"\xff" * 8, b""], "bad_frame"),
     ("many frames", [b"kv", *[b""] * 5000], "bad_frame"),
     ("no events", [b"kv", (1).to_bytes(8, "big"), b"\xc1"], "bad_message"),
-    ("nothing", [b"kv", (1).to_bytes(8, "big"), b""], "bad_message"),
     ("too large", [b"kv", (1).to_bytes(8, "big"), bytes(2 << 20)], "too_big"),
     ("no hashes", [b"kv", (1).to_bytes(8, "big"), message(1.0, ("Stored", [None]))], "bad_event"),  # type: ignore[list-item]
-    ("no time", [b"kv", (1).to_bytes(8, "big"), message(-1.0)], "bad_message"),
 ]
 
 
@@ -258,21 +212,6 @@ async def test_an_oversized_frame_ends_the_connection(
         await until(lambda: publisher.subscribed)
         publisher.publish(stored(2))
         await until(lambda: sample(exporter, STORED) == 2)
-
-
-async def test_a_replay_that_never_starts_times_out(
-    start: Start, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The stream continues without the missing messages."""
-    monkeypatch.setattr(sequence, "REPLAY_TIMEOUT", 0.2)
-    away = f"{publisher.replay}-away"
-    async with subscribed(start, publisher, replay=away) as exporter:
-        publisher.publish(stored(1))
-        publisher.publish(stored(2), copies=0)
-        publisher.publish(stored(3))
-        await until(lambda: sample(exporter, STORED) == 2)
-
-        assert counted(exporter, "lost_messages", publisher) == 1
 
 
 async def test_waiting_messages_are_discarded_when_memory_is_short(
@@ -329,31 +268,6 @@ async def test_nothing_is_applied_while_a_snapshot_is_made(
         await until(lambda: sample(exporter, STORED) == 8)
 
 
-def test_a_message_of_many_frames_is_read_a_part_at_a_time(tmp_path: Path) -> None:
-    """First a few frames are read, then a thousand at a time; the next message is whole."""
-    context = zmq.Context()
-    sender, receiver = context.socket(zmq.PAIR), context.socket(zmq.PAIR)
-    try:
-        sender.bind(f"ipc://{tmp_path}/frames")
-        receiver.connect(f"ipc://{tmp_path}/frames")
-        sender.send_multipart([b"x"] * (2 * SKIP_FRAMES + MAX_FRAMES))
-        sender.send_multipart([b"a", b"b"])
-        assert receiver.poll(10_000)
-        frames = Frames(receiver)
-        found: list[object] = []
-        while not found or found[-1] != [b"a", b"b"]:
-            # Not a word of it may be there yet, however much of the first one is.
-            one = frames.receive()
-            if one is not None:
-                found.append((one, frames.skipping) if one == [] else one)
-        assert found == [([], True), ([], True), ([], False), [b"a", b"b"]]
-        assert frames.receive() is None
-    finally:
-        sender.close(linger=0)
-        receiver.close()
-        context.term()
-
-
 async def test_ranks_by_ports(start: Start, tmp_path: Path) -> None:
     """Each port is a subscription; a rank in the message takes precedence."""
     base = f"ipc://{tmp_path}/kv."
@@ -369,15 +283,6 @@ async def test_ranks_by_ports(start: Start, tmp_path: Path) -> None:
                 f'{STORED}{{engine="0",medium="GPU",model_name="m"}}': 1,
                 f'{STORED}{{engine="1",medium="GPU",model_name="m"}}': 2,
             }
-
-
-async def test_topics_are_filtered_by_prefix(start: Start, publisher: Publisher) -> None:
-    """Only messages with the configured prefix arrive."""
-    async with start(subscribe=(spec(publisher, topic="kv", replay=""),)) as exporter:
-        await until(lambda: bool(publisher.socket.poll(0)))
-        publisher.send(b"load", bytes(8), stored(1, 2, 3))
-        publisher.publish(stored(4))
-        await until(lambda: sample(exporter, STORED) == 1)
 
 
 async def test_the_recorded_streams_side_by_side(start: Start, tmp_path: Path) -> None:

@@ -11,16 +11,13 @@ from intakes import Fed
 from pages import Family, parse
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import encode_item
-from sidestep.engines.vllm.wire import VllmSleep
-from sidestep.errors import WireError
 from sidestep.exposition.text_page import render
 from sidestep.ingest.local_stream import ServerFeed
 from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER
 from sidestep.protocol.messages import EngineInfo
-from sidestep.protocol.self_described import Samples
 from sidestep_adapters.triton.differences import CountersResetError, difference
 from sidestep_adapters.triton.handlers import STAGED_SIZES
-from sidestep_adapters.triton.rows import BATCH_STAGES, CACHE, EXECUTES, FAILURES
+from sidestep_adapters.triton.rows import BATCH_STAGES, EXECUTES, FAILURES
 from sidestep_adapters.triton.wire import (
     Batch,
     InferenceStats,
@@ -137,15 +134,11 @@ def test_64_bits_are_exact() -> None:
     "less",
     [
         stats(9, inference_count=8),
-        stats(9, execution_count=8),
         stats(9, batch_stats=()),
-        stats(9, batch_stats=(Batch(2, 9),)),
-        stats(9, batch_stats=(Batch(1, 8, 900, 7200, 900),)),
         stats(9, batch_stats=(Batch(1, 9, 900, 7199, 900),)),
         stats(9, inference_stats=InferenceStats(Timed(9, 8999))),
         stats(9, inference_stats=msgspec.structs.replace(stats(9).inference_stats, fail=Timed(2))),
         stats(9, last_inference=999_999),
-        stats(9, last_inference=0),
         stats(9, response_stats=Responses(next=Timed(4, 1))),
         stats(9, response_stats=Responses(next=Timed(5, 1), next_compute_output=Timed(5, 1))),
     ],
@@ -179,22 +172,6 @@ def test_a_clock_set_back_is_no_reset() -> None:
 
     assert server.value("nv_inference_request_success") == 6
     assert server.value("sidestep_triton_resets_total") == 0
-
-
-def test_an_unloaded_version_is_hidden_until_it_returns() -> None:
-    """Its totals continue, while its statistics start at 0."""
-    server = Server()
-    server.poll(stats(5))
-    server.poll(None)
-    server.feed.unbind(MODEL.id)
-    assert "nv_" not in server.page
-    server.fed.advance(400.0)
-    server.restart()
-    assert "nv_" not in server.page
-    server.poll(stats(9))
-
-    assert server.value("nv_inference_request_success") == 14
-    assert server.value("sidestep_triton_resets_total") == 1
 
 
 def test_an_older_poll_is_ignored() -> None:
@@ -259,19 +236,6 @@ def test_an_ensemble_is_not_busy() -> None:
     assert server.value("sidestep_triton_busy_seconds_total") is None
     assert server.value("nv_inference_request_failure") is None
     assert server.value("sidestep_triton_failed_requests_total") == 0
-
-
-def test_cache_families_need_a_cache() -> None:
-    """They start at 0 if the configuration has one, otherwise with its first use."""
-    server = Server()
-    server.poll(stats(1), info=EngineInfo("t/m/1", "triton", LABELS, features=[CACHE]))
-    assert server.value("nv_cache_num_hits_per_model") == 0
-    cached = InferenceStats(Timed(3), cache_hit=Timed(2, 1500), cache_miss=Timed(1, 10))
-    server.poll(stats(1, inference_stats=cached))
-
-    assert server.value("nv_cache_num_hits_per_model") == 2
-    assert server.value("nv_cache_hit_duration_per_model") == 1.5
-    assert server.value("nv_cache_miss_duration_per_model") == 0.01
 
 
 def test_intervals_have_means_not_distributions() -> None:
@@ -361,55 +325,6 @@ def test_memory_and_responses() -> None:
     }
     server.poll(stats(2))
     assert server.samples("sidestep_triton_memory_bytes") == {}
-
-
-def test_gauges_expire_while_a_server_does_not_answer() -> None:
-    """Counters stay; the next poll exposes the gauges again."""
-    server = Server()
-    server.poll(stats(1), instances=1)
-    server.feed.mark_stale()
-    assert server.value("sidestep_triton_instances") is None
-    assert server.value("nv_inference_count") == 1
-    server.poll(stats(1), instances=1)
-    assert server.value("sidestep_triton_instances") == 1
-    server.feed.detach(server.fed.now)
-    server.fed.advance(50.0)
-    assert server.value("sidestep_triton_instances") is None
-    server.feed.mark_seen(server.fed.now)
-    server.poll(stats(2), instances=1)
-
-    assert server.value("sidestep_triton_instances") == 1
-    assert server.value("nv_inference_count") == 2
-
-
-def test_only_versions_of_models_have_statistics() -> None:
-    """Other items are refused for them."""
-    server = Server()
-    with pytest.raises(WireError):
-        server.poll(stats(1), info=SERVER)
-    with pytest.raises(WireError):
-        server.feed.apply(MODEL, VllmSleep(0, 1.0))
-    server.feed.apply(SERVER, Samples(0, 1.0))
-
-
-def test_a_server_counts_as_one_engine_that_is_down() -> None:
-    """Its models do not count."""
-    server = Server()
-    server.poll(stats(1))
-    server.feed.apply(SERVER, Samples(0, 1.0))
-    reported = {family.name: family.samples for family in server.fed.intake.metrics.collect()}
-
-    assert [s.labels["engine"] for s in reported["sidestep_engine_up"]] == ["t"]
-
-
-def test_counters_without_total_are_unknown_in_openmetrics() -> None:
-    """The name stays, the type does not."""
-    server = Server()
-    server.poll(stats(1))
-    page = render(server.fed.intake.registry, openmetrics=True).decode()
-
-    assert "# TYPE nv_inference_count unknown\nnv_inference_count{" in page
-    assert "# TYPE sidestep_triton_failed_requests counter\n" in page
 
 
 def test_folded_polls_are_refused() -> None:

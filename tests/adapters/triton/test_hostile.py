@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 
@@ -11,16 +10,10 @@ import pytest
 from exporters import Start, until
 from pages import parse
 from sidestep.app.exporter import Exporter
-from sidestep.config.scrape_targets import Target
 from sidestep.exposition.text_page import render
 from sidestep.metrics import description_limits as descriptions
 from sidestep.metrics.description_limits import check_engines
 from sidestep.protocol.messages import EngineInfo
-from sidestep.telemetry.logs import RateLimitedLog
-from sidestep_adapters.triton import queries as triton_queries
-from sidestep_adapters.triton.http import TritonApi
-from sidestep_adapters.triton.poller import log
-from sidestep_adapters.triton.queries import Queries
 from tritons import Model, Triton, answer, tritons
 
 BULK = "/v2/models/stats"
@@ -94,19 +87,6 @@ async def test_any_name_of_a_model(start: Start, caplog: pytest.LogCaptureFixtur
         assert all("\n" not in line and len(line) < 1000 for line in lines)
 
 
-async def test_a_long_duplicate_name_is_cut_in_the_log(
-    start: Start, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The log line stays short."""
-    async with tritons() as server:
-        entries = [Model().reported("q" * 100_000, "1"), Model().reported("q" * 100_000, "1")]
-        server.respond(BULK, answer(json.dumps({"model_stats": entries}).encode()))
-        async with start(triton=flag(server)):
-            await until(lambda: "twice" in caplog.text)
-
-        assert len(caplog.text) < 10_000
-
-
 async def test_many_models_leave_capacity_for_others(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,33 +109,6 @@ async def test_many_models_leave_capacity_for_others(
         check_engines(registry, 0, [EngineInfo("v", "vllm", {"engine": "0", "model_name": "m"})])
 
 
-async def test_a_server_gets_the_labels_of_the_next_exporter(start: Start, tmp_path: Path) -> None:
-    """This applies to the server's and its models' series."""
-    async with tritons("a") as server:
-        state = str(tmp_path / "state")
-        async with start(state_dir=state, triton=flag(server, "label.pod=x")) as exporter:
-            await until(lambda: "a" in shown(exporter))
-        async with start(state_dir=state, triton=flag(server, "label.pod=y")) as exporter:
-            await polled(server, 3)
-            page = render(exporter.registry).decode()
-
-            assert 'sidestep_triton_state{pod="y",state="up"} 1.0' in page
-            assert 'pod="x"' not in page
-
-
-async def test_statistics_queried_one_by_one_are_bounded(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Models beyond the limit are missing; the others are exposed."""
-    monkeypatch.setattr(triton_queries, "MAX_BYTES", 1500)
-    models = [f"model={name}" for name in "abcd"]
-    async with tritons("a", "b", "c", "d") as server, start(triton=flag(server, *models)) as it:
-        await until(lambda: len(shown(it)) > 0)
-        await until(lambda: server.asked.total() > 30)
-
-        assert 0 < len(shown(it)) < 4
-
-
 async def test_an_oversized_configuration_is_ignored(start: Start) -> None:
     """Decoding it would block the event loop for seconds."""
     async with tritons("a", "b") as server:
@@ -167,18 +120,3 @@ async def test_an_oversized_configuration_is_ignored(start: Start) -> None:
 
             assert "_tag0" not in page
             assert "sidestep_triton_instances{" not in page
-
-
-async def test_cancelled_queries_end_before_the_connection_is_closed() -> None:
-    """No request follows."""
-    names = [f"m{number}" for number in range(40)]
-    async with tritons(*names) as server:
-        api = TritonApi(Target(server.url))
-        asking = asyncio.ensure_future(Queries(api, (), "s", RateLimitedLog(log)).configs(names))
-        await until(lambda: server.asked.total() > 0)
-        asking.cancel()
-        await asyncio.wait((asking,))
-        running = [task for task in asyncio.all_tasks() if "triton/queries" in repr(task)]
-        await api.close()
-
-        assert running == []

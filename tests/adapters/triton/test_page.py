@@ -68,41 +68,6 @@ async def test_statistics_equal_the_page(start: Start) -> None:
         assert sum(by_reason) == value
 
 
-async def test_other_families_are_passed_through(start: Start) -> None:
-    """Failures by reason, pending requests and memory appear; no family or sample appears twice."""
-    theirs = parse(page_of_engine("page_triton"))
-    async with tritons() as server:
-        recorded(server)
-        async with start(triton=(flag(server, "label.pod=x"),)) as exporter:
-            await until(lambda: count(exporter, server.url + PAGE) > 0)
-            await until(lambda: len(exporter.registry.engines) == 8)
-            ours = await families(exporter)
-
-    rest = theirs.keys() - FROM_STATISTICS
-    assert FAILURE in rest
-    assert "nv_inference_pending_request_count" in rest
-    assert rest <= ours.keys()
-    assert ours.keys() >= FROM_STATISTICS
-    for name in rest:
-        assert {
-            (sample, tuple(pair for pair in labels if pair != ("pod", "x"))): value
-            for (sample, labels), value in ours[name].samples.items()
-        } == theirs[name].samples
-    successes = ours["nv_inference_request_success"].samples
-    assert all(("pod", "x") in labels for _, labels in successes)
-    assert len(successes) == 7
-
-
-async def test_the_page_is_read_once_a_second_at_most(start: Start) -> None:
-    """Short intervals are for statistics, whose last counts would be lost."""
-    async with tritons("a") as server:
-        server.respond(PAGE, answer(b"x 1\n", kind="text/plain"))
-        async with start(triton=(flag(server),)):
-            await until(lambda: server.asked[STATS] >= 40 and server.asked[PAGE] > 0)
-
-    assert 2 * server.asked[PAGE] <= server.asked[STATS]
-
-
 async def test_failures_come_from_pages_or_from_statistics(start: Start) -> None:
     """One server with a page decides for all."""
     async with tritons("a") as one, tritons("b") as other:

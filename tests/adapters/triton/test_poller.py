@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +13,6 @@ from exporters import Start, until
 from pages import parse
 from sidestep.app.exporter import Exporter
 from sidestep.exposition.text_page import render
-from sidestep_adapters.triton import queries as triton_queries
 from tritons import STATS, Triton, answer, error, recording, tritons
 
 
@@ -145,7 +143,6 @@ async def test_a_configuration_gives_labels_and_instances(start: Start) -> None:
     "response",
     [
         error("403 Forbidden", "This API is restricted, expecting header 'x-triton-key'"),
-        error("400 Bad Request", "Request for unknown model: 'a' is not found"),
         answer(b"<html>", kind="text/html"),
     ],
 )
@@ -164,37 +161,6 @@ async def test_a_model_without_a_configuration_is_exposed(
             assert page.samples("sidestep_triton_instances") == {}
             assert server.asked["/v2/models/a/config"] == 1
             assert caplog.text.count("no configuration of model 'a'") == 1
-
-
-async def test_a_slow_configuration_is_waited_for(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Other models continue; the model is exposed once its configuration is known."""
-    monkeypatch.setattr(triton_queries, "CONFIG_SECONDS", 0.1)
-    async with tritons("a", "b") as server:
-        server.respond("/v2/models/a/config", stall=True)
-        server.configs["a"] = {"metric_tags": {"team": "blue"}}
-        async with start(triton=triton(server)) as exporter:
-            page = Page(exporter)
-            await until(lambda: page.served == {"b/1": 0})
-            asked = server.asked["/v2/models/a/config"]
-            await until(lambda: server.asked["/v2/models/a/config"] > asked)
-            assert page.served == {"b/1": 0}
-            del server.instead["/v2/models/a/config"]
-            await until(lambda: page.served == {"blue/a/1": 0, "b/1": 0})
-
-
-async def test_new_configurations_are_queried_a_few_at_a_time(start: Start) -> None:
-    """At most eight queries run at once, one for each model."""
-    names = [f"m{n}" for n in range(40)]
-    async with tritons(*names) as server, start(triton=triton(server)) as exporter:
-        await until(lambda: len(Page(exporter).served) == 40)
-        await queried(server)
-
-        configs = {p: n for p, n in server.asked.items() if p.endswith("/config")}
-        assert set(configs.values()) == {1}
-        assert len(configs) == 40
-        assert 1 < server.most <= 8
 
 
 async def test_a_reloaded_model_keeps_its_totals(start: Start) -> None:
@@ -225,21 +191,6 @@ async def test_a_reload_before_the_configuration_is_known_is_remembered(
         await until(lambda: page.served == {"a/1": 11})
 
 
-async def test_a_version_that_is_not_ready_is_not_exposed(start: Start) -> None:
-    """Its totals continue when it is ready again."""
-    async with polled_model(start, models=("a", "b")) as (server, page):
-        del server.models["a", "1"]
-        await until(lambda: page.served == {"b/1": 0})
-        server.load("a", "1").infer(1)
-        server.load("a", "2").infer(1)
-        await until(lambda: page.served == {"a/1": 6, "a/2": 1, "b/1": 0})
-        server.models.clear()
-        await until(lambda: page.served == {})
-
-        assert page.state == "up"
-        assert page.samples("sidestep_triton_model_versions") == {"": 0}
-
-
 async def test_a_restarted_server_keeps_its_totals(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -260,49 +211,6 @@ async def test_a_restarted_server_keeps_its_totals(
         assert "check that Triton runs" in caplog.text
         assert caplog.text.count("polls succeed; model versions: 1") == 1
         assert caplog.text.count("polls succeed again") == 1
-
-
-async def test_a_server_may_start_later(start: Start) -> None:
-    """Its port is closed until all its models are loaded."""
-    async with tritons("a") as server:
-        await server.stop()
-        async with start(triton=triton(server)) as exporter:
-            page = Page(exporter)
-            await until(lambda: page.state == "down")
-            assert page.own("sidestep_engine_up") == {(f"triton/{server.url}", "", ""): 0}
-            await server.start()
-            await until(lambda: page.served == {"a/1": 0})
-
-
-async def test_a_server_is_exposed_before_it_answers(start: Start) -> None:
-    """A silent server is down instead of missing."""
-    async with tritons("a") as server:
-        server.respond(STATS, stall=True)
-        async with start(triton=triton(server)) as exporter:
-            page = Page(exporter)
-            await until(lambda: page.state == "down")
-            assert page.polls == {}
-            assert page.own("sidestep_engine_up") == {(f"triton/{server.url}", "", ""): 0}
-            server.instead.clear()
-            await until(lambda: page.state == "up")
-
-            assert page.own("sidestep_engine_up") == {(f"triton/{server.url}", "", ""): 1}
-
-
-async def test_named_models_are_queried_one_by_one(start: Start) -> None:
-    """A missing model is absent, which is no error."""
-    async with tritons("a", "b") as server:
-        options = ("model=a", "model=c")
-        async with start(triton=triton(server, *options)) as exporter:
-            page = Page(exporter)
-            await until(lambda: page.served == {"a/1": 0})
-            server.load("c").infer(2)
-            await until(lambda: page.served == {"a/1": 0, "c/1": 2})
-            del server.models["a", "1"]
-            await until(lambda: page.served == {"c/1": 2})
-
-            assert STATS not in server.asked
-            assert page.polls.keys() == {"ok"}
 
 
 async def test_a_version_can_be_named(start: Start) -> None:
@@ -326,30 +234,6 @@ async def test_a_version_can_be_named(start: Start) -> None:
             assert page.polls.keys() == {"ok", "restricted"}
 
 
-async def test_a_version_of_a_pattern_can_be_named(start: Start) -> None:
-    """A version is selected from the answer for all models."""
-    async with tritons("llama-7b", "llama-70b", "bert") as server:
-        server.load("llama-7b", "2")
-        server.load("bert", "2")
-        async with start(triton=triton(server, "model=llama-*/2", "model=b*/1")) as exporter:
-            page = Page(exporter)
-            await until(lambda: page.served == {"bert/1": 0, "llama-7b/2": 0})
-            await until(lambda: page.samples("sidestep_triton_model_versions") == {"": 2})
-
-
-async def test_patterns_select_models(start: Start) -> None:
-    """They apply to the answer for all models."""
-    async with (
-        tritons("llama-7b", "llama-70b", "bert") as server,
-        start(triton=triton(server, "model=llama-*")) as exporter,
-    ):
-        page = Page(exporter)
-        await until(lambda: page.served == {"llama-7b/1": 0, "llama-70b/1": 0})
-        await until(lambda: page.samples("sidestep_triton_model_versions") == {"": 2})
-
-        assert "/v2/models/bert/config" not in server.asked
-
-
 RESTRICTED = recording("err_restricted.http")
 WRONG: dict[str, tuple[bytes, str]] = {
     "restricted": (RESTRICTED, "set the header that the server expects"),
@@ -363,17 +247,13 @@ WRONG: dict[str, tuple[bytes, str]] = {
     ),
     "unknown_model": (error("400 Bad Request", "requested model 'a' is not available"), ""),
     "http_404": (recording("err_bad_path.http"), "Triton's own HTTP port"),
-    "http_405": (recording("err_method_post.http"), "Triton's own HTTP port"),
     "http_500": (error("500 Internal Server Error", "?"), "Triton's own HTTP port"),
 }
 BAD: dict[str, bytes] = {
     "html": answer(b"<html>login</html>", kind="text/html"),
-    "another": answer(b'{"models": []}'),
     "truncated": answer(recording("stats_501_models.json"))[:9999],
-    "longer than it says": b'HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n{"model_stats": []}',
     "no http": b"SSH-2.0-OpenSSH_9.2\r\n",
     "twice": answer(b'{"model_stats": [{"name": "a"}, {"name": "a", "version": ""}]}'),
-    "nameless": answer(b'{"model_stats": [{"version": "1"}]}'),
     "huge": answer(b'{"model_stats": [' + b" " * (9 << 20) + b"]}"),
 }
 FAILURES = [(outcome, response, advice) for outcome, (response, advice) in WRONG.items()]
@@ -422,33 +302,6 @@ async def test_a_model_with_invalid_statistics_keeps_its_values(
         assert "model 'a', version '1'" in caplog.text
 
 
-async def test_a_slow_server_is_not_down(start: Start, caplog: pytest.LogCaptureFixture) -> None:
-    """Loading a model over HTTP blocks the port; one query waits, and no other is sent."""
-    async with polled_model(start) as (server, page):
-        server.respond(STATS, stall=True)
-        await queried(server, 1)
-        before = server.asked.total()
-        await until(lambda: page.state == "stale")
-        assert page.own("sidestep_engine_up") == {(f"triton/{server.url}", "", ""): 1}
-        assert page.served == {"a/1": 5}
-        assert server.asked.total() == before
-        assert server.busy == 1
-        assert ": slow: " in caplog.text
-        server.instead.clear()
-        await until(lambda: page.state == "up")
-
-        assert caplog.text.count("polls succeed again") == 1
-
-
-async def test_a_query_ends_at_its_timeout(start: Start) -> None:
-    """A query that timed out is sent again; a partial answer is not used."""
-    async with polled_model(start, "timeout=0.2") as (server, page):
-        server.respond(STATS, answer(recording("stats_501_models.json"))[:5000], stall=True)
-        await until(lambda: page.polls.get("slow", 0) >= 2 and page.state == "stale")
-
-        assert page.served == {"a/1": 5}
-
-
 async def test_a_header_opens_a_restricted_server(start: Start, tmp_path: Path) -> None:
     """Its secret is in a file, and in no line of the log."""
     async with tritons("a") as server:
@@ -478,60 +331,3 @@ async def test_totals_outlive_the_exporter(start: Start, tmp_path: Path) -> None
             assert page.samples("nv_cache_num_hits_per_model") == {"b/1": 0}
             server.load("c").infer(2)
             await until(lambda: page.served == {"a/1": 6, "b/1": 6, "c/1": 7})
-
-
-async def test_deselected_models_are_detached(start: Start, tmp_path: Path) -> None:
-    """The next exporter has other patterns."""
-    async with tritons("a", "b") as server:
-        state = str(tmp_path / "state")
-        server.load("b", "2")
-        async with start(state_dir=state, triton=triton(server)) as exporter:
-            await until(lambda: len(Page(exporter).served) == 3)
-        async with start(state_dir=state, triton=triton(server, "model=b*/2")) as exporter:
-            registry = exporter.registry
-            await until(
-                lambda: any(e.feeds.streams for e in registry.engines.values() if e.statistics)
-            )
-            await queried(server)
-
-            fed = [e.labels for e in registry.engines.values() if e.statistics and e.feeds.streams]
-            assert fed == [{"model": "b", "version": "2"}]
-
-
-async def test_two_servers_are_distinguished_by_their_labels(start: Start) -> None:
-    """Each has a state of its own."""
-    async with tritons("a") as one, tritons("a") as other:
-        flag = (*triton(one, "label.pod=x"), *triton(other, "label.pod=y"))
-        other.models["a", "1"].infer(3)
-        async with start(triton=flag) as exporter:
-            page = Page(exporter)
-            await until(lambda: page.served == {"a/x/1": 0, "a/y/1": 3})
-            await one.stop()
-            down = {"pod": "x", "state": "down"}
-            await until(lambda: page.samples("sidestep_triton_state", **down) == {"": 1.0})
-            up = {"pod": "y", "state": "up"}
-            await until(lambda: page.samples("sidestep_triton_state", **up) == {"": 1.0})
-
-
-async def test_many_models_are_exposed(start: Start) -> None:
-    """501 of them are decoded and applied in slices."""
-    async with tritons("a") as server:
-        server.respond(STATS, answer(recording("stats_501_models.json")))
-        async with start(triton=triton(server)) as exporter:
-            await until(lambda: len(exporter.registry.engines) == 501 + 1)
-            await until(lambda: not exporter.intake.busy)
-            page = Page(exporter)
-
-    assert len(page.served) == 501
-    assert page.state == "up"
-
-
-async def test_an_exporter_stops_while_a_server_is_silent(start: Start) -> None:
-    """An exporter that stops does not wait for a server's answer."""
-    async with tritons("a") as server:
-        server.respond(STATS, stall=True)
-        async with start(triton=triton(server)):
-            await queried(server, 1)
-            began = time.monotonic()
-
-        assert time.monotonic() - began < 5

@@ -89,17 +89,8 @@ def multi(*parts: tuple[str, str]) -> dict[str, Any]:
             "prefill P2pNcclConnector",
         ),
         (
-            {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_consumer"},
-            "decode LMCacheConnectorV1",
-        ),
-        ({"kv_connector": "NixlConnector", "kv_role": "kv_both"}, "both NixlConnector"),
-        (
             {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"},
             "both OffloadingConnector cached",
-        ),
-        (
-            multi(("MooncakeConnector", "kv_producer"), ("OffloadingConnector", "kv_both")),
-            "prefill MooncakeConnector,OffloadingConnector",
         ),
         (
             multi(("NixlConnector", "kv_producer"), ("MooncakeConnector", "kv_consumer")),
@@ -122,14 +113,6 @@ def test_the_role_follows_from_the_connectors(
     assert ("kv_transfer" in described.features) == (expected is not None)
 
 
-def test_the_engines_release_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The exporter logs it, so that an upgrade can be followed."""
-    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.32.0+cu128"))
-    (info,) = describe(config(), [0]).engine_infos
-
-    assert info.info["versions"]["vllm"] == "0.32.0+cu128"
-
-
 def test_long_names_do_not_merge_engines() -> None:
     """The distinguishing end of an identity is kept."""
     model = SimpleNamespace(served_model_name="m" * 400, max_model_len=10)
@@ -143,8 +126,7 @@ def test_long_names_do_not_merge_engines() -> None:
 @pytest.mark.parametrize(
     ("release", "is_new"),
     [
-        ("0.10.2", False), ("0.11.0", False), ("0.11.1", True), ("0.11.1+cpu", True),
-        ("0.11.1rc2", True), ("0.33.0", True), ("1.0", True), ("0.1.dev1+g12ab", True), ("", True),
+        ("0.11.0", False), ("0.11.1+cpu", True), ("1.0", True), ("0.1.dev1+g12ab", True),
     ],
 )  # fmt: skip
 def test_an_older_release_sends_nothing(

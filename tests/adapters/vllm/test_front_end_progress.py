@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -118,32 +117,6 @@ def test_the_longest_time_without_an_answer(timed: Timed) -> None:
     assert [(3.0, 30), (0.25, 8), (0.0, 0)] == [(p.longest, p.longest_tokens) for p in found]
 
 
-def test_a_request_that_came_since_the_last_wake_is_at_most_as_old(timed: Timed) -> None:
-    """The time since the last answer is an idle minute."""
-    front_end = timed.make()
-    timed.answer()
-    timed.read(60.0)
-    front_end.add_request("a")
-    timed.now += 0.125
-    timed.answer(9)
-
-    (progress,) = timed.read()
-    assert (progress.longest, progress.longest_tokens) == (0.125, 9)
-
-
-def test_answers_to_prompts_go_before_others(timed: Timed) -> None:
-    """Of each kind the longest time counts."""
-    front_end = timed.make()
-    front_end.add_request("a")
-    timed.read()
-    for seconds, prompt_tokens in [(1.0, 0), (0.25, 9), (0.5, 8), (2.0, 0), (0.125, 7)]:
-        timed.now += seconds
-        timed.answer(prompt_tokens)
-
-    (progress,) = timed.read()
-    assert (progress.longest, progress.longest_tokens) == (0.5, 8)
-
-
 def test_a_session_without_input_owes_nothing(timed: Timed) -> None:
     """An idle session waits for its user; with input, for the engine."""
     front_end = timed.make()
@@ -156,19 +129,6 @@ def test_a_session_without_input_owes_nothing(timed: Timed) -> None:
     session.input_chunk_queue = deque()
     (progress,) = timed.read(3.0)
     assert (progress.unfinished, progress.step_age) == (1, 3.0)
-
-
-def test_sleeping_engines_owe_nothing(timed: Timed) -> None:
-    """Until they wake up."""
-    front_end = timed.make()
-    front_end.add_request("a")
-    timed.progress.slept(1)
-    (progress,) = timed.read(60.0)
-    assert (progress.condition, progress.step_age) == (ASLEEP, None)
-
-    timed.progress.slept(0)
-    (progress,) = timed.read(1.0)
-    assert (progress.condition, progress.step_age) == ("", 1.0)
 
 
 @pytest.mark.parametrize("has_counts", [True, False])
@@ -197,51 +157,12 @@ def test_requests_belong_to_the_engine_that_the_front_end_chose(
     assert not timed.read()[2].stack
 
 
-def test_engines_that_cannot_be_told_apart_have_no_progress(timed: Timed) -> None:
-    """A request of any of them would count for all."""
-    front_end = timed.make(None, 0, 1)
-    front_end.add_request("a")
-
-    assert timed.read(5.0) == []
-
-
-def test_a_front_end_that_is_gone_has_no_requests(timed: Timed) -> None:
-    """The plugin does not keep it in memory."""
-    front_end = timed.make()
-    front_end.add_request("a")
-    assert timed.read()[0].unfinished == 1
-    del front_end
-    gc.collect()
-
-    assert timed.read(5.0) == [Progress(0)]
-
-
-@pytest.mark.parametrize("made_by", [LLMEngine, None])
-def test_without_a_front_end_there_is_no_progress(made_by: Callable[..., Any] | None) -> None:
+def test_without_a_front_end_there_is_no_progress() -> None:
     """Offline inference makes no step unless it is called, and a program may make loggers itself."""
-    if made_by is None:
-        logger = Logger(SimpleNamespace(a=1), [0])
-    else:
-        (logger,) = made_by(SimpleNamespace(), [0], Logger).logger_manager.stat_loggers
+    (offline,) = LLMEngine(SimpleNamespace(), [0], Logger).logger_manager.stat_loggers
 
-    assert logger.progress is None
-
-
-class Broken:
-    """A caller whose attributes cannot be looked up."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise RuntimeError("broken on purpose")
-
-    def make(self) -> Logger:
-        """Make a stat logger."""
-        return Logger(SimpleNamespace(a=1), [0])
-
-
-def test_a_search_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """The plugin goes on without the front end's progress."""
-    assert Broken().make().progress is None
-    assert "the front end was not found" in caplog.text
+    assert offline.progress is None
+    assert Logger(SimpleNamespace(a=1), [0]).progress is None
 
 
 class Loop:
@@ -319,19 +240,6 @@ class Watched:
         return None if asked_at is None else self.now - asked_at
 
 
-def test_a_loop_that_is_blocked(loop: Loop) -> None:
-    """The age grows until the loop runs again."""
-    watched = Watched(loop)
-    assert watched.read(60.0) is None
-    loop.block()
-    age = watched.read(8.0, is_blocked=True)
-    assert age is not None
-    assert 6.5 < age <= 8.0
-    loop.free.set()
-    loop.run()
-    assert watched.read(1.0) is None
-
-
 def test_a_loop_that_does_not_serve_yet_may_be_blocked(loop: Loop) -> None:
     """A server that starts blocks it: the loop counts once it has run for ten seconds."""
     watched = Watched(loop)
@@ -346,36 +254,6 @@ def test_a_loop_that_does_not_serve_yet_may_be_blocked(loop: Loop) -> None:
     watched.read(CALM + 2.0)
     loop.block()
     assert watched.read(8.0, is_blocked=True) is not None
-
-
-def test_an_idle_loop_is_woken_once_a_second(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not at all while it has not run the last callback."""
-    calls: list[float] = []
-    watched = Watched(loop)
-    real = loop.loop.call_soon_threadsafe
-
-    def counted(callback: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
-        if getattr(callback, "__self__", None) is watched.watch:
-            calls.append(watched.now)
-        return real(callback, *arguments, **more)
-
-    monkeypatch.setattr(loop.loop, "call_soon_threadsafe", counted)
-    watched.read(60.0)
-    assert 55 <= len(calls) <= 60
-    loop.block()
-    watched.read(60.0, is_blocked=True)
-    assert len(calls) <= 61
-
-
-def test_a_loop_that_ends_owes_nothing(loop: Loop) -> None:
-    """Blocked before or not; and without a loop nothing is known."""
-    watched = Watched(loop)
-    watched.read(20.0)
-    loop.block()
-    assert watched.read(8.0, is_blocked=True) is not None
-    loop.close()
-    assert watched.read(8.0, is_blocked=True) is None
-    assert watched.watch.asked_at(None, watched.now) is None
 
 
 @pytest.fixture

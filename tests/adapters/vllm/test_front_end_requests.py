@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 
-from fake_vllm import FinishReason, ParentRequest
+from fake_vllm import FinishReason
 from intakes import Fed, samples
-from sidestep.engines.vllm.wire import FrontEndLatencies
 from sidestep.protocol.iteration_stats import FINISH_REASONS
 from sidestep.protocol.request_events import (
-    Alive,
     Finished,
     Iteration,
     Output,
@@ -91,76 +89,6 @@ def test_an_abort_between_two_chunks(clock: Clock, victim: str, tokens: int) -> 
     assert finished([end]) == [(number, ABORT, tokens)]
 
 
-def test_an_abort_before_the_first_output(clock: Clock) -> None:
-    """It has waited since its arrival, by the clock of the engine that has it."""
-    front = started(clock, "a", "b", engines=2)
-    clock.now += 8.0
-    front.add("late", engine=1)
-    clock.now += 3.0
-    front.llm.abort("late", "gone")
-
-    (item,) = front.items()
-    queued, end = item.events
-    assert item.engine == 1
-    assert (queued.stamp, end.stamp, queued.arrival) == (
-        clock.engine - 3.0,
-        clock.engine,
-        clock.wall - 3.0,
-    )
-    assert finished([end]) == [(queued.request, ABORT, 0)]
-
-
-def test_outputs_after_the_client_has_left(clock: Clock) -> None:
-    """They are ignored as vLLM ignores them; the engine's step counts."""
-    front = started(clock, "a")
-    front.llm.abort("a")
-    front.receive(output("a", reason=FinishReason.ABORT), output("x", queued=1.0))
-
-    end, step = front.events()
-    assert finished([end]) == [(1, ABORT, 1)]
-    assert (step.outputs[0].requests, step.prompts) == ([], [])
-
-
-@pytest.mark.parametrize("streams", [False, True])
-def test_parallel_samples(clock: Clock, streams: bool) -> None:
-    """They have their group, and each its reason: one has a stop string that its last token completes."""
-    front = HookedFrontEnd(clock)
-    parent = ParentRequest("r", 3, streams=streams)
-    for index, stop_at in enumerate((2, None, None)):
-        front.add(f"{index}_r", parent=parent, stop_at=stop_at)
-    front.receive(*(output(f"{index}_r", queued=1.0) for index in range(3)))
-    queued = [event for event in front.events() if isinstance(event, Queued)]
-    assert [(one.sample, one.samples) for one in queued] == [(0, 3), (1, 3), (2, 3)]
-    assert len({one.group for one in queued} - {0}) == 1
-
-    front.receive(*(output(f"{index}_r", reason=FinishReason.LENGTH) for index in range(2)))
-    front.llm.abort("r")
-    assert finished(front.events()) == [(1, STOP, 2), (2, LENGTH, 2), (3, ABORT, 1)]
-
-
-@pytest.mark.parametrize(
-    ("tokens", "reason", "expected", "aborts"),
-    [
-        (1, None, STOP, ["a"]),
-        (3, None, STOP, ["a"]),
-        (1, FinishReason.LENGTH, STOP, []),
-        (1, FinishReason.ERROR, STOP, []),
-    ],
-)
-def test_a_stop_string(
-    clock: Clock, tokens: int, reason: Any, expected: int, aborts: list[str]
-) -> None:
-    """The front end finds it, and ends the request with all tokens that the engine has made."""
-    front = started(clock)
-    front.add("a", stop_at=1)
-    front.receive(output("a", tokens, queued=1.0, reason=reason))
-
-    if reason is FinishReason.ERROR:
-        expected = ERROR
-    assert finished(front.events()) == [(1, expected, tokens)]
-    assert front.llm.aborts == aborts
-
-
 def session(
     clock: Clock, front: HookedFrontEnd, *, early: bool, short: bool
 ) -> tuple[list[float], float]:
@@ -225,63 +153,6 @@ def test_a_session(clock: Clock, early: bool, short: bool, tapped: bool) -> None
     assert len(front.requests._requests) == len(front.requests.numbers) == 0
 
 
-def test_a_session_whose_user_sends_no_more(clock: Clock) -> None:
-    """It ends without an output if it has answered all."""
-    front = HookedFrontEnd(clock)
-    front.add("s", 5, resumable=True)
-    front.receive(output("s", reason=FinishReason.LENGTH, queued=1.0))
-    front.add("s", 0, resumable=False)
-
-    assert finished(front.events()) == [(1, STOP, 1)]
-
-
-def test_a_session_that_its_engine_ends(clock: Clock) -> None:
-    """The front end tells the engine to abort it as well; the reason is the engine's."""
-    front = HookedFrontEnd(clock)
-    front.add("s", 5, resumable=True)
-    front.receive(output("s", reason=FinishReason.ERROR, queued=1.0))
-
-    assert front.llm.aborts == ["s"]
-    assert finished(front.events()) == [(1, ERROR, 1)]
-
-
-def test_engines_have_their_own_items(clock: Clock) -> None:
-    """An idle engine's time goes on by its own clock."""
-    front = started(clock, "a", "b", engines=2)
-    front.receive(output("b"), engine=1, has_stats=False)
-    (item,) = front.items()
-    assert (item.engine, item.events[0].is_slice) == (1, True)
-    clock.now += 5.0
-
-    assert [(i.engine, i.stamp, i.events) for i in front.requests.periodic_items()] == [
-        (0, clock.engine, []),
-        (1, clock.engine, []),
-    ]
-    alive = front.requests.current_state()
-    assert [(i.engine, [e.request for e in i.events]) for i in alive] == [(0, [1]), (1, [2])]
-
-
-def test_the_state_has_only_what_was_sent(clock: Clock) -> None:
-    """A request is unknown to the exporter until its first output; an open step changes nothing."""
-    front = started(clock, "a", "b")
-    seen: list[Any] = []
-
-    def look() -> None:
-        front.items()
-        seen.extend(e.request for i in front.requests.current_state() for e in i.events)
-
-    front.add("new")
-    front.receive(
-        output("new", queued=1.0), output("a", reason=FinishReason.STOP), output("b"),
-        chunk=2, between=look,
-    )  # fmt: skip
-    assert seen == [2]
-    step = [event for event in front.events() if isinstance(event, Iteration)]
-    assert step[0].outputs[0].requests == [3, 1, 2]
-    (alive,) = front.requests.current_state()
-    assert alive.events[1] == Alive(3, clock.engine, 2, clock.wall, 7, max_tokens=50)
-
-
 def test_values_of_some_requests(clock: Clock) -> None:
     """NaNs in logits, and cached tokens of another engine."""
     front = HookedFrontEnd(clock, nan_check=True)
@@ -292,28 +163,6 @@ def test_values_of_some_requests(clock: Clock) -> None:
     front.receive(output("a", reason=FinishReason.STOP), output("b", reason=FinishReason.STOP))
     ends = [event for event in front.events() if isinstance(event, Finished)]
     assert [(end.corrupted, end.cached_tokens) for end in ends] == [(True, 6), (False, None)]
-
-
-def test_latencies_of_a_step(clock: Clock) -> None:
-    """Where the core has the tap: first tokens and ends, but none of aborted or unknown requests."""
-    front = HookedFrontEnd(clock, tapped=True)
-    for name in "abc":
-        front.add(name)
-    clock.now += 2.0
-    times: dict[str, Any] = {"queued": 1.0, "scheduled": 1.5}
-    front.receive(output("a", **times), output("b", **times), output("x", **times))
-    clock.now += 1.0
-    front.receive(output("a"))
-    front.llm.abort("c")
-    front.receive(output("b", reason=FinishReason.LENGTH), output("c", **times))
-
-    wall = clock.wall
-    assert [item.front_end for item in front.items()] == [
-        FrontEndLatencies(wall - 1, [2.0, 2.0], []),
-        FrontEndLatencies(wall, [], [3.0], [0.5]),
-    ]
-    assert list(front.requests._requests) == [1]
-    assert front.requests.numbers == {"a": 1}
 
 
 @pytest.mark.parametrize("tapped", [False, True])
@@ -344,42 +193,3 @@ def test_nothing_is_left_of_requests_whose_end_was_dropped(
     front.receive(output("new", queued=1.0))
     (queued, _step) = front.events()
     assert queued.arrival == clock.now - 1.0 + WALL
-
-
-def test_a_step_whose_end_was_dropped(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not continued by the next one, which may be another engine's."""
-    front = started(clock, "a", "b", engines=2)
-    front.add("new", engine=0)
-    limit = "sidestep_adapters.vllm.front_end_requests.MAX_RECORDS"
-    front.receive(
-        output("new", queued=1.0), output("a"),
-        chunk=1, between=lambda: monkeypatch.setattr(limit, -1),
-    )  # fmt: skip
-    monkeypatch.setattr(limit, 9)
-    assert front.items() == []
-
-    front.receive(output("b"), engine=1)
-    front.receive(output("new"), engine=0)
-    assert [(i.engine, i.events[0].outputs[0].requests) for i in front.items()] == [
-        (1, [2]),
-        (0, [3]),
-    ]
-    front.requests.clear()
-    assert (front.requests.items(), front.requests.current_state()) == ([], [])
-
-
-def test_a_request_whose_beginning_was_dropped(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It has no time in the queue if it is aborted before its first output."""
-    front = HookedFrontEnd(clock)
-    monkeypatch.setattr("sidestep_adapters.vllm.front_end_requests.MAX_RECORDS", -1)
-    front.add("a")
-    monkeypatch.setattr("sidestep_adapters.vllm.front_end_requests.MAX_RECORDS", 9)
-    front.items()
-    front.requests.numbers["lost"] = 9
-    front.requests.resync(front.hook.states)
-    assert front.requests.numbers == {"a": 1}
-    front.llm.abort("a")
-
-    assert finished(front.events()) == [(1, ABORT, 0)]

@@ -68,68 +68,6 @@ def test_new_child_is_sent_at_zero() -> None:
     assert tap.families() == []
 
 
-def test_labels_beyond_the_row_are_summed_over() -> None:
-    """A label that a later release adds does not split the row's series."""
-    registry = CollectorRegistry()
-    name = "vllm:rl_weight_update_operations_in_flight"
-    flying = Gauge(name, "Help.", ["operation", "client"], registry=registry)
-    flying.labels("update", "a").set(1)
-    flying.labels("update", "b").set(2)
-
-    (family,) = FrontendTap(registry).families()
-
-    assert family.samples == [Sample(["update"], 3.0)]
-
-
-def test_a_counter_reset_is_no_negative_increase() -> None:
-    """Smaller numbers are taken as they are."""
-    registry = CollectorRegistry()
-    duration = sleep_duration(registry)
-    duration.labels("wake").observe(1.5)
-    tap = FrontendTap(registry)
-    tap.families()
-
-    registry.unregister(duration)
-    sleep_duration(registry).labels("wake").observe(0.5)
-    (family,) = tap.families()
-
-    assert family.samples == [Sample(["wake"], counts=[0, 0, 1, 0, 0, 0, 0, 0, 0, 0], total=0.5)]
-
-
-def test_an_unprintable_label_is_left_out() -> None:
-    """A child with an invalid label does not affect the others."""
-    registry = CollectorRegistry()
-    duration = sleep_duration(registry)
-    duration.labels("a\nb").observe(1.0)
-    duration.labels("sleep").observe(1.0)
-
-    (family,) = FrontendTap(registry).families()
-
-    assert [sample.labels for sample in family.samples] == [["sleep"]]
-
-
-def test_other_families_are_not_collected() -> None:
-    """Only the eight families are read: slow collectors of others are not called."""
-    registry = CollectorRegistry()
-    Counter("other_total", "Help.", registry=registry).inc()
-
-    class Slow:
-        def describe(self) -> list[object]:
-            return []
-
-        def collect(self) -> list[object]:
-            raise AssertionError
-
-    registry.register(Slow())  # type: ignore[arg-type]
-
-    assert FrontendTap(registry).families() == []
-
-
-def test_registry_of_another_shape() -> None:
-    """A registry that cannot be restricted by name is not read."""
-    assert FrontendTap(object()).families() == []
-
-
 def test_process_registry_is_found_when_it_is_loaded() -> None:
     """The tap imports neither prometheus_client nor vLLM, and finds them once imported."""
     printed = run_python(

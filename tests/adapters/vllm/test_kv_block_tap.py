@@ -70,25 +70,3 @@ def test_after_a_drop_other_blocks_are_sampled() -> None:
     first, second = pushed
     assert [[4], [5]] == [first.blocks, second.blocks]
     assert first.source != second.source
-
-
-def test_block_events_that_cannot_be_pushed_are_dropped() -> None:
-    """A failed push loses its events; later events are sent."""
-    failing = True
-    pushed: list[BlockEvents] = []
-
-    def push(item: BlockEvents) -> None:
-        if failing:
-            raise RuntimeError
-        pushed.append(item)
-
-    tap = BlockTap(push)
-    tap.flush(1.0)
-    blocks(tap, ("allocated", 4))
-    with pytest.raises(RuntimeError):
-        tap.flush(1.0)
-    failing = False
-    blocks(tap, ("allocated", 5))
-    tap.flush(1.0)
-
-    assert [[5]] == [item.blocks for item in pushed]

@@ -12,8 +12,7 @@ import pytest
 
 from fake_vllm import Request, config, importable
 from heartbeats import Heartbeats
-from scheduler_taps import Bench
-from sidestep.protocol.request_events import LIMITS, Iteration
+from sidestep.protocol.request_events import LIMITS
 from sidestep_adapters.vllm.limits import NONE, PAUSED, LimitReader
 
 RELEASES = {
@@ -30,20 +29,6 @@ class Queue(deque[Any]):
     def peek_request(self) -> Any:
         """Return the first."""
         return self[0]
-
-
-class Priorities:
-    """A queue that is no deque."""
-
-    def __init__(self, *requests: Any) -> None:
-        self.requests = [*requests]
-
-    def __len__(self) -> int:
-        return len(self.requests)
-
-    def peek_request(self) -> Any:
-        """Return the first."""
-        return self.requests[0]
 
 
 class Scheduler:
@@ -127,17 +112,11 @@ Make = Callable[[Scheduler], Any]
 
 OF_ALL: dict[str, tuple[str, Make]] = {
     "nobody waits": ("none", lambda s: s.run(4)),
-    "the engine is empty": ("none", lambda _: None),
     "the batch is full": ("slots", lambda s: (s.run(4), s.wait())),
     "no blocks are left": ("kv_blocks", lambda s: (s.run(), s.wait())),
-    "no blocks, and nobody runs": ("kv_blocks", lambda s: s.wait()),
     "the only request waits for its grammar": (
         "grammar",
         lambda s: s.wait("WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR", passed_over=True),
-    ),
-    "the only request waits for its grammar, as older releases name it": (
-        "grammar",
-        lambda s: s.wait("WAITING_FOR_FSM", passed_over=True),
     ),
     "the only request waits for KV": (
         "kv_transfer",
@@ -159,17 +138,6 @@ def test_all_releases(case: str, release: str) -> None:
     fill(scheduler)
 
     assert limit == read(scheduler)
-
-
-@pytest.mark.parametrize("release", ["0.17.0", "0.32.0"])
-def test_a_queue_that_has_stopped_outranks_a_request_that_was_passed_over(release: str) -> None:
-    """The limit is that of most requests."""
-    scheduler = Scheduler(release)
-    scheduler.run()
-    scheduler.wait("WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR", passed_over=True)
-    scheduler.wait()
-
-    assert "kv_blocks" == read(scheduler)
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -284,47 +252,6 @@ def test_prefills_that_are_left_to_a_later_step() -> None:
     assert "kv_blocks" == read(scheduler, is_throttled=True)
 
 
-def test_output_in_flight_of_a_preempted_request() -> None:
-    """It must arrive before the request continues."""
-    scheduler = Scheduler()
-    waiting = scheduler.wait("PREEMPTED", passed_over=True, num_stale_output_tokens=1)
-    waiting.drop_stale_output = False
-
-    assert "deferred" == read(scheduler)
-
-
-@pytest.mark.parametrize(("state", "limit"), [(0, "kv_blocks"), (1, "paused"), (2, "paused")])
-def test_a_paused_scheduler(state: int, limit: str) -> None:
-    """Whether requests of the batch go on or not."""
-    scheduler = Scheduler()
-    scheduler.pause_state = state  # type: ignore[attr-defined]
-    scheduler.run()
-    scheduler.wait()
-
-    assert limit == read(scheduler)
-
-
-def test_sessions_that_wait_for_their_clients() -> None:
-    """They take slots, but the engine makes nobody wait."""
-    scheduler = Scheduler()
-    scheduler.num_waiting_for_streaming_input = 2  # type: ignore[attr-defined]
-    for _ in range(2):
-        scheduler.wait("WAITING_FOR_STREAMING_REQ", passed_over=True)
-    scheduler.run(2)
-    assert "none" == read(scheduler)
-    scheduler.wait()
-    assert "slots" == read(scheduler)
-
-
-def test_a_queue_of_priorities() -> None:
-    """It is no deque."""
-    scheduler = Scheduler()
-    scheduler.wait("WAITING_FOR_FSM", passed_over=True)
-    scheduler.waiting = Priorities(*scheduler.waiting)  # type: ignore[attr-defined]
-
-    assert "grammar" == read(scheduler)
-
-
 def test_a_release_that_lacks_an_attribute(caplog: pytest.LogCaptureFixture) -> None:
     """Limits are unknown from then on; the log says so once."""
     scheduler = Scheduler()
@@ -336,17 +263,6 @@ def test_a_release_that_lacks_an_attribute(caplog: pytest.LogCaptureFixture) -> 
 
     assert [None, None] == found
     assert 1 == len(caplog.records)
-
-
-def test_a_limit_without_a_step_is_sent_at_once() -> None:
-    """It has no batch, so that no step is counted."""
-    bench = Bench()
-    bench.ask("a")
-    bench.tap.limited(PAUSED)
-    (made,) = bench.of(Iteration)
-
-    assert (PAUSED, None, []) == (made.limit, made.scheduled, made.outputs)
-    assert made.started == made.stamp
 
 
 def test_a_pause_of_the_tapped_scheduler(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,6 @@ import fake_vllm
 from exporters import Start, until
 from fake_vllm import AsyncLLM, FinishReason, importable
 from pages import get
-from sidestep.metrics.trackers import Trackers
-from sidestep_adapters.publisher.drop_watch import DropWatch
 from vllm_front_ends import Client, Clock, HookedFrontEnd, output
 
 NOT_HOOKED = "sidestep: vLLM builds its statistics on the event loop: "
@@ -97,12 +95,6 @@ def another_signature(llm: AsyncLLM) -> None:
     processor.process_outputs = process_outputs
 
 
-def read_only(llm: AsyncLLM) -> None:
-    """Let the last attribute that the hook replaces be read-only."""
-    fixed = type("Fixed", (), {"log_stats": property(lambda _: True)})
-    llm.output_processor.lora_states = fixed()
-
-
 def gone(name: str) -> Callable[[AsyncLLM], None]:
     """Return a function that removes an attribute of the output processor."""
     return lambda llm: delattr(llm.output_processor, name)
@@ -116,15 +108,6 @@ def of_module(name: str, value: Any) -> Callable[[AsyncLLM], None]:
 def other_logger(llm: AsyncLLM) -> None:
     """Add a stat logger of a user's."""
     llm.logger_manager.stat_loggers.append(fake_vllm.StatLoggerBase())
-
-
-def broken(llm: AsyncLLM) -> None:
-    """Let the manager of stat loggers fail in a way that nobody expects."""
-    loggers = llm.logger_manager.stat_loggers
-    manager = type(llm.logger_manager)
-    reads = iter([loggers])
-    fails = property(lambda _: next(reads, None) or 1 / 0)
-    llm.logger_manager.__class__ = type("Manager", (manager,), {"stat_loggers": fails})
 
 
 class RequestState:
@@ -141,14 +124,7 @@ class OtherProcessor(fake_vllm.OutputProcessor):
 FAULTS: dict[str, tuple[Callable[[AsyncLLM], object] | dict[str, Any], str]] = {
     "signature": (another_signature, "release of vLLM is another: process_outputs(batch, stamp"),
     "no log_stats": (gone("log_stats"), "release of vLLM is another: "),
-    "no lora states": (gone("lora_states"), "release of vLLM is another: "),
-    "read-only": (read_only, "release of vLLM is another: "),
-    "off": (
-        lambda llm: setattr(llm.output_processor, "log_stats", False),
-        "release of vLLM is another: its log_stats means something else",
-    ),
     "reasons": (of_module("FinishReason", ["stop", "abort"]), "its finish reasons are others"),
-    "no event": (of_module("EngineCoreEvent", None), "release of vLLM is another: "),
     "output": (
         of_module("EngineCoreOutput", lambda **_: output("b")),
         "release of vLLM is another: its outputs are others",
@@ -163,15 +139,9 @@ FAULTS: dict[str, tuple[Callable[[AsyncLLM], object] | dict[str, Any], str]] = {
     ),
     "client": (lambda llm: setattr(llm, "engine_core", 1), "cannot create weak reference"),
     "logger": (other_logger, "the stat logger StatLoggerBase needs them"),
-    "broken": (broken, "the hook failed: "),
     "traces": (
         {"observability_config": {"otlp_traces_endpoint": "http://o"}},
         "--otlp-traces-endpoint needs them",
-    ),
-    "watermark": ({"watermark_config": {}}, "--watermark-config needs them"),
-    "elastic": (
-        {"parallel_config": {"enable_elastic_ep": True}},
-        "--enable-elastic-ep makes new stat loggers only with them",
     ),
     "per request": ({}, "--enable-per-request-metrics needs them"),
     "chosen": ({}, "SIDESTEP_VLLM_STATISTICS=vllm"),
@@ -193,8 +163,6 @@ async def test_vllm_builds_its_statistics_where_it_has_to(
         with front_end(monkeypatch, exporter.endpoints[0], prepare, **options) as (llm, logger):
             del args
             assert is_original(llm) is bool(fault)
-            if fault == "broken":
-                llm.logger_manager.__class__ = fake_vllm.StatLoggerManager
             if fault == "logger":
                 llm.logger_manager.stat_loggers.pop()
             serve(llm)
@@ -322,38 +290,6 @@ def test_what_vllm_raises(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     assert len(front.requests) == 0
 
 
-@pytest.mark.parametrize("limit", [1 << 19, 6])
-async def test_an_exporter_that_comes_late(
-    limit: int, start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Requests go on without it; it gets what the ring holds, or else the requests in flight."""
-    monkeypatch.setattr("sidestep_adapters.vllm.front_end_requests.MAX_RECORDS", limit)
-    with front_end(monkeypatch, f"ipc://{tmp_path}/ingest.ipc") as (llm, logger):
-        requests = logger._requests
-        llm.add_request("long")
-        llm.receive([output("long", queued=1.0, scheduled=1.0)], 1.0)
-        serve(llm)
-        for step in range(50):
-            llm.receive([output("long")], 4.0 + step)
-        assert len(requests) <= limit + 2
-        assert (requests.dropped > 0) is (limit == 6)
-        async with start() as exporter:
-
-            def tracked() -> int:
-                found = (e.part(Trackers).requests for e in exporter.registry.engines.values())
-                return sum(len(one.requests.live) for one in found if one is not None)
-
-            await until(lambda: tracked() == 1 and not requests.records, 60.0, "the request")
-            llm.receive([output("long", reason=FinishReason.LENGTH)], 90.0)
-            await until(lambda: tracked() == 0, 60.0, "its end")
-            # Drops are noticed by the second.
-            await until(lambda: not requests._requests, 60.0, "nothing left over")
-            page = await get(exporter.url)
-            await asyncio.to_thread(logger._publisher.close)
-    found = 'finished_reason="length",model_name="m"} %d'
-    assert found % (2 if limit > 6 else 1) in page
-
-
 def test_a_publisher_that_has_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Requests go on, and what waits is bounded; after a refusal nothing waits."""
     monkeypatch.setattr("sidestep_adapters.vllm.front_end_requests.MAX_RECORDS", 30)
@@ -366,17 +302,6 @@ def test_a_publisher_that_has_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         serve(llm)
         assert len(logger._requests) == 0
         assert not llm.output_processor.request_states
-
-
-def test_dropping_that_goes_on() -> None:
-    """Requests are compared once it has ended, or else once a minute: none is kept for ever."""
-    publisher: Any = SimpleNamespace(dropped=0, connected=True)
-    watch = DropWatch(publisher)
-    found = []
-    for second in range(200):
-        publisher.dropped += second < 150
-        found.append(watch.have_ended())
-    assert [second for second, ended in enumerate(found) if ended] == [59, 119, 150]
 
 
 def test_a_forked_child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

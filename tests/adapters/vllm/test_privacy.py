@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from chaos.proxy import Proxy, Streams
 
 from exporters import Start, until
 from fake_vllm import AsyncLLM, Core, Request, config, importable
@@ -23,59 +21,21 @@ ID, SALT, TRACE, SPAN = "acme-4711", "salt-of-acme", "5ec7e7" * 5 + "ab", "fa11e
 STATE = "vendor=secret"
 
 
-class Wire:
-    """A TCP relay in front of an exporter's port that keeps all bytes that engines send."""
+class Wire(Proxy):
+    """A relay in front of an exporter's port that keeps all bytes that engines send."""
 
-    def __init__(self, port: int) -> None:
-        self.sent = b""
-        self._port = port
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._writers: list[asyncio.StreamWriter] = []
+    sent = b""
 
-    @contextlib.asynccontextmanager
-    async def listen(self) -> AsyncIterator[str]:
-        """Yield the endpoint for engines."""
-        server = await asyncio.start_server(self._serve, "127.0.0.1")
-        port = server.sockets[0].getsockname()[1]
-        try:
-            yield f"tcp://127.0.0.1:{port}"
-        finally:
-            server.close()
-            for writer in self._writers:
-                writer.close()
-            await asyncio.gather(*self._tasks)
+    async def _dial(self) -> Streams:
+        reader, writer = await super()._dial()
+        write = writer.write
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        writers = [writer]
-        self._writers.append(writer)
-        try:
-            far_reader, far = await asyncio.open_connection("127.0.0.1", self._port)
-            writers.append(far)
-            self._writers.append(far)
-            await asyncio.gather(
-                self._copy(reader, far, keep=True), self._copy(far_reader, writer, keep=False)
-            )
-        except OSError:
-            pass
-        finally:
-            for each in writers:
-                each.close()
-                with contextlib.suppress(OSError):
-                    await each.wait_closed()
+        def kept(data: bytes) -> None:
+            self.sent += data
+            write(data)
 
-    async def _copy(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, keep: bool
-    ) -> None:
-        with contextlib.suppress(OSError):
-            while data := await reader.read(1 << 16):
-                if keep:
-                    self.sent += data
-                writer.write(data)
-                await writer.drain()
-        writer.close()
+        writer.write = kept  # type: ignore[assignment,method-assign]
+        return reader, writer
 
 
 def request(number: int) -> Request:
@@ -88,16 +48,17 @@ def request(number: int) -> Request:
     return found
 
 
-@pytest.mark.parametrize("mode", ["", "none", "hash", "full"])
+@pytest.mark.parametrize("mode", ["", "hash", "full"])
 async def test_bytes_on_the_wire(mode: str, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """By default no id, salt or trace, neither of a core that meets an exporter, nor of a front end."""
     if mode:
         monkeypatch.setenv("SIDESTEP_REQUEST_IDENTITY", mode)
     port = free_port()
     exporter_endpoint = (f"tcp://127.0.0.1:{port}",)
-    wire = Wire(port)
-    async with wire.listen() as endpoint:
-        with importable(monkeypatch, endpoint) as ours:
+    wire = Wire("tcp://127.0.0.1:0", f"tcp://127.0.0.1:{port}")
+    await wire.start()
+    try:
+        with importable(monkeypatch, wire.near) as ours:
             core = Core(ours.scheduler(config()))
 
             def stat_logger(vllm_config: Any, **more: Any) -> Any:
@@ -137,6 +98,8 @@ async def test_bytes_on_the_wire(mode: str, start: Start, monkeypatch: pytest.Mo
             finally:
                 core.close()
                 logger._publisher.close()
+    finally:
+        await wire.close()
     texts = [text.encode() for text in (ID, SALT, TRACE, SPAN)]
     for sent in (queued, wire.sent):
         found = [text in sent for text in texts]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -179,20 +177,6 @@ def test_overlapping_steps_count_one_after_the_other(timed: Timed) -> None:
     assert (progress.step_age, progress.waiting_age) == (None, 0.0)
 
 
-@pytest.mark.parametrize("admits", [True, False])
-def test_requests_wait_while_no_step_is_open(timed: Timed, admits: bool) -> None:
-    """After one has ended, and while a batch without tokens is processed."""
-    timed.ask(5)
-    timed.scheduler.admits = admits
-    batch = timed.schedule()
-    if admits:
-        timed.update(batch)
-
-    progress = timed.read(3.0)
-
-    assert (progress.step_age, progress.waiting_age) == (None, 3.0)
-
-
 def test_a_call_that_schedules_is_an_open_step_once_it_is_overdue(timed: Timed) -> None:
     """An engine that admits nobody makes many short ones, and its requests wait."""
     timed.ask(5)
@@ -255,58 +239,3 @@ def test_blocked_requests_are_those_that_wait_for_others(timed: Timed) -> None:
     assert timed.read(1.0).blocked == 0
     progress = timed.read(1.0)
     assert (progress.unfinished, progress.blocked) == (5, 3)
-
-
-def test_a_scheduler_that_is_gone_has_no_requests(timed: Timed) -> None:
-    """The tap does not keep it in memory."""
-    timed.ask(5)
-    assert timed.read().unfinished == 1
-    del timed.scheduler
-
-    assert timed.read(5.0) == Progress(0)
-
-
-def test_releases_without_a_pause_are_never_paused(timed: Timed) -> None:
-    """The attribute is new."""
-    timed.ask(5)
-    del timed.scheduler.pause_state
-
-    assert timed.read(1.0).waiting_age == 1.0
-
-
-def test_the_steps_thread_makes_no_call_for_its_progress() -> None:
-    """The step's thread stores what it knows already: the clock is read as often as the step's events need it."""
-    tap = SchedulerTap(lambda _: None, pytest.fail, SchedulerEvents(pytest.fail))
-    scheduler = Scheduler(config())
-    request = Request("a")
-    scheduler.add_request(request)
-    tap.queued(request)
-    batch = scheduler.schedule()
-    outputs = scheduler.update_from_output(batch)
-    called: Counter[str] = Counter()
-
-    def record(_: object, event: str, what: object) -> None:
-        if event == "c_call":
-            called[getattr(what, "__qualname__", repr(what))] += 1
-
-    sys.setprofile(record)
-    tap.scheduled(batch, scheduler.requests, 1.0)
-    tap.update_started()
-    tap.update_finished(batch, outputs)
-    sys.setprofile(None)
-
-    assert tap.ended_at > 1.0
-    assert tap.thread == threading.get_ident()
-    # Of the step's end, and of two flushes.
-    assert called["monotonic"] == 3
-    assert called.keys() <= {
-        "deque.append",
-        "deque.popleft",
-        "dict.values",
-        "len",
-        "getattr",
-        "list.append",
-        "monotonic",
-        "setprofile",
-        "time",
-    }

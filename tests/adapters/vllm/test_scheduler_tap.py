@@ -12,7 +12,6 @@ from sidestep.protocol.iteration_stats import FINISH_REASONS
 from sidestep.protocol.request_events import (
     ALL_KNOWN,
     HANDED_OVER,
-    MAX_EVENTS,
     PREEMPTED,
     RECEIVED,
     RUNNING,
@@ -62,41 +61,6 @@ def test_a_request_from_queue_to_end() -> None:
     assert [] == bench.failures
 
 
-def test_a_batch_equal_to_its_output_is_left_out() -> None:
-    """The batch is sent only if it differs from the requests with output."""
-    bench = Bench()
-    for name in "ab":
-        bench.ask(name)
-    bench.update(bench.schedule(a=1, b=1), {"a": 1, "b": 1})
-    bench.update(bench.schedule(a=3, b=1), {"a": 2, "b": 1})
-
-    first, second = bench.of(Iteration)
-
-    assert (None, [], [1, 2], []) == (
-        first.scheduled,
-        first.tokens,
-        first.outputs[0].requests,
-        first.outputs[0].tokens,
-    )
-    assert ([1, 2], [3, 1], [2, 1]) == (
-        second.scheduled,
-        second.tokens,
-        second.outputs[0].tokens,
-    )
-
-
-def test_api_servers_have_an_output_each_in_one_step() -> None:
-    """The outputs of different API servers have timestamps of their own."""
-    bench = Bench()
-    for name in "ab":
-        bench.ask(name)
-    bench.update(bench.schedule(a=1, b=1), {"a": 1}, {"b": 1})
-
-    (step,) = bench.of(Iteration)
-
-    assert [(3.0, [1]), (4.0, [2])] == [(o.stamp, o.requests) for o in step.outputs]
-
-
 def test_an_end_inside_a_step_follows_its_output_and_one_outside_comes_at_once() -> None:
     """A request's last output precedes its end; an abort is recorded where it happens."""
     bench = Bench()
@@ -111,20 +75,6 @@ def test_an_end_inside_a_step_follows_its_output_and_one_outside_comes_at_once()
     kinds = [(type(event), getattr(event, "request", 0)) for event in bench.events()]
 
     assert [(Finished, 3), (Iteration, 0), (Finished, 1)] == kinds[3:]
-
-
-def test_a_request_aborted_while_it_was_computed_is_not_in_the_batch() -> None:
-    """A request's number ends with the request."""
-    bench = Bench()
-    for name in "ab":
-        bench.ask(name)
-    batch = bench.schedule(a=1, b=2)
-    bench.tap.freed(bench.requests["a"])
-    bench.update(batch, {"b": 1})
-
-    (step,) = bench.of(Iteration)
-
-    assert ([2], [2]) == (step.scheduled, step.tokens)
 
 
 def test_a_preempted_request_is_scheduled_again() -> None:
@@ -182,20 +132,6 @@ def test_a_requests_options_are_sent_at_its_end() -> None:
     assert [1, 1, 1, ABORT] == [end.reason for end in ends]
 
 
-def test_a_request_whose_queued_event_was_dropped_gets_a_number() -> None:
-    """Tokens of such a request count."""
-    bench = Bench()
-    bench.ask("a")
-    bench.schedule()
-    bench.pushed.clear()
-    bench.update(bench.schedule(a=1), {"a": 1})
-
-    (step,) = bench.events()
-
-    assert isinstance(step, Iteration)
-    assert [1] == step.outputs[0].requests
-
-
 def test_an_invalid_event_drops_only_itself() -> None:
     """Failures in either thread are reported; the other events are sent."""
     bench = Bench()
@@ -207,16 +143,6 @@ def test_an_invalid_event_drops_only_itself() -> None:
 
     assert [Queued, Scheduled] == [type(event) for event in bench.events()]
     assert len(bench.failures) == 3
-
-
-def test_many_events_are_split_into_items() -> None:
-    """No item exceeds the allowed number of events."""
-    bench = Bench()
-    for number in range(MAX_EVENTS + 10):
-        bench.ask(f"r{number}")
-    bench.schedule()
-
-    assert [MAX_EVENTS, 10] == [len(item.events) for item in bench.items()]
 
 
 def test_a_sessions_next_input_follows_its_last_output() -> None:
@@ -250,23 +176,6 @@ def test_the_end_of_a_sessions_input_is_no_abort() -> None:
     ends = bench.of(Finished)
 
     assert [0, ABORT] == [end.reason for end in ends]
-
-
-def test_cached_tokens_of_a_remote_prefill_are_reported() -> None:
-    """A prompt received over the network was computed, and cached, by another engine."""
-    bench = Bench()
-    params: list[Any] = [
-        {"do_remote_prefill": True, "remote_prefill_cached_tokens": 3},
-        {"do_remote_prefill": False, "remote_prefill_cached_tokens": 3},
-        {"do_remote_prefill": True, "remote_prefill_cached_tokens": "3"},
-        None,
-    ]
-    for number, given in enumerate(params):
-        bench.tap.freed(bench.ask(str(number), kv_transfer_params=given))
-
-    ends = bench.of(Finished)
-
-    assert [3, None, None, None] == [end.cached_tokens for end in ends]
 
 
 def test_resync_replaces_the_source() -> None:
@@ -319,15 +228,6 @@ def test_a_stopped_process_knows_no_requests_of_its_pause() -> None:
     assert known == [101.0, 101.0, 101.0, 101.0, 125.0]
 
 
-def test_resync_without_requests_sends_an_empty_item() -> None:
-    """A new source discards the requests that the exporter still tracks."""
-    bench = Bench()
-
-    (item,) = bench.tap.events.resync()
-
-    assert [] == item.events
-
-
 def test_current_state_has_the_live_requests() -> None:
     """Live requests have their state and arrival; ended requests are left out."""
     bench = Bench()
@@ -365,23 +265,6 @@ def test_an_old_release_reports_cached_prompt_tokens_only() -> None:
 
     assert [Prompt(1, 4, 3)] == first.prompts
     assert [] == second.prompts
-
-
-def test_a_step_is_timed_by_its_own_batch() -> None:
-    """Batches are scheduled ahead of their output, and one may never return."""
-    bench = Bench()
-    bench.ask("a")
-    lost, kept = bench.schedule(a=1), bench.schedule(a=1)
-    started = 1.5
-    for number, (batch, at, _) in enumerate(list(bench.tap._started)):
-        bench.tap._started[number] = (batch, at + number, number)
-    bench.update(kept, {"a": 1})
-    bench.update(lost, {"a": 1})
-
-    first, second = bench.of(Iteration)
-
-    assert (started + 1, second.stamp) == (first.started, second.started)
-    assert (1, None) == (first.limit, second.limit)
 
 
 TRACE = f"00-{'a' * 32}-{'b' * 16}-01"
@@ -427,12 +310,6 @@ def test_hashed_identities() -> None:
     )
 
 
-def test_a_malformed_trace_context_is_left_out() -> None:
-    """Whatever a client sends, only a W3C traceparent leaves the process."""
-    made = IdentityMaker("full").make("a", None, {"traceparent": "00-secret"})
-    assert made == Identity("a")
-
-
 @pytest.mark.parametrize(
     ("value", "is_on", "warns"), [("", False, 0), ("full", True, 0), ("all", False, 1)]
 )
@@ -454,10 +331,7 @@ TRANSFERS = {
     "prefill": ({"do_remote_decode": True}, HANDED_OVER, "prefill"),
     # NIXL takes the flag away once it has asked for the KV.
     "fetched": ({"do_remote_prefill": False, "remote_request_id": "p-1"}, RECEIVED, "p-1"),
-    # In both directions: an earlier turn's blocks are at the decode engine.
-    "again": ({"do_remote_decode": True, "remote_request_id": "d-1"}, HANDED_OVER, "again"),
     "mooncake": ({"do_remote_prefill": True, "transfer_id": "x"}, RECEIVED, "x"),
-    "flag": ({"do_remote_prefill": True}, RECEIVED, ""),
 }
 
 

@@ -37,43 +37,36 @@ def test_a_core_sends_what_vllm_keeps() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    "made",
-    [
-        SimpleNamespace(),
-        config(),
-        config(compilation_time=0.0),
-        config(compilation_time=None),
-        config(compilation_time=float("nan")),
-        config(compilation_time="fast"),
-    ],
-)
-def test_a_release_without_times_sends_nothing(made: SimpleNamespace) -> None:
+def test_a_release_without_times_sends_nothing() -> None:
     """A core in a program's own process, of which nothing is known, has no family."""
-    assert core_startup(made) == []
+    unknown = [config(compilation_time=time) for time in (0.0, None, float("nan"), "fast")]
+
+    assert [core_startup(made) for made in (SimpleNamespace(), *unknown)] == [[]] * 5
 
 
-def age_of_a_core(name: str, queue: Any) -> None:
-    """Put the phases of a core in this process, and the process's age before and after."""
-    multiprocessing.current_process().name = name
+def ages_of_a_core(queue: Any) -> None:
+    """Put the phases of a core in this process, by two names of it, and its age before and after."""
     before = process_age()
-    found = phases(core_startup(config()))
-    queue.put((before, found, process_age()))
+    found = []
+    for name in ("Process-1", "EngineCore_DP0"):
+        multiprocessing.current_process().name = name
+        found.append(phases(core_startup(config())))
+    queue.put((before, *found, process_age()))
 
 
-@pytest.mark.parametrize(("name", "phase"), [("EngineCore_DP0", ["core"]), ("Process-1", [])])
-def test_the_age_of_a_cores_process(name: str, phase: list[str]) -> None:
+def test_the_age_of_a_cores_process() -> None:
     """A process that vLLM started for the core has its age as the phase; any other one has none."""
     spawned = multiprocessing.get_context("spawn")
     queue = spawned.Queue()
     started = time.monotonic()
-    child = spawned.Process(target=age_of_a_core, args=(name, queue))
+    child = spawned.Process(target=ages_of_a_core, args=(queue,))
     child.start()
-    before, found, after = queue.get(timeout=60)
+    before, other, core, after = queue.get(timeout=60)
     child.join()
 
-    assert [*found] == phase
-    assert 0 < before <= found.get("core", before) <= after <= time.monotonic() - started + 0.02
+    assert other == {}
+    assert [*core] == ["core"]
+    assert 0 < before <= core["core"] <= after <= time.monotonic() - started + 0.02
 
 
 def test_a_front_end_sends_the_age_of_its_process() -> None:
