@@ -60,7 +60,6 @@ SLOW = (
     "tracking/test_health_model.py",
     "tracking/test_kv_blocks.py",
     "tracking/test_reuse.py",
-    "tracking/test_reuse_mutants.py",
     "tracking/test_shortage.py",
     "transport/test_link.py",
 )

@@ -155,16 +155,6 @@ def test_long_requests_release_their_blocks_in_parts() -> None:
     assert ours.reuse.used_since(3.0) == 7
 
 
-def test_requests_without_sampled_blocks_take_no_memory() -> None:
-    """Most short prompts have none; their output may have some."""
-    ours = tracker()
-    for number in range(1000):
-        ours.apply(item(ask(number, 1.0), Released(number, 2.0, 0, [number]), before=number))
-
-    assert not ours._keys
-    assert ours.reuse.tracked == 1000
-
-
 def test_a_clock_that_runs_behind_does_not_stop_the_curve() -> None:
     """An engine continues on a host that was started later: its lookups count as much as others."""
     ours = tracker()
@@ -181,20 +171,6 @@ def test_a_clock_that_runs_behind_does_not_stop_the_curve() -> None:
 
     assert ratio is not None
     assert ratio < 0.001
-
-
-def test_an_idle_engine_joins_the_clock_of_a_shared_cache() -> None:
-    """The time before its first lookup there is none of the shared cache."""
-    cache = SharedCache(LookupSettings(HALF_LIFE), 1.0)
-    idle, busy = tracker(), tracker()
-    for engine in (idle, busy):
-        engine.apply(item(ask(1, 1.0, 1), Released(1, 1.0, 1)))
-        engine.share(cache)
-    busy.apply(item(ask(2, 5000.0, 1, found=1), Released(2, 5000.0, 1), before=1))
-    before = cache.now
-    idle.apply(item(ask(2, 9000.0, 1, found=1), Released(2, 9001.0, 1), before=1))
-
-    assert cache.now == before + 1.0
 
 
 def test_blocks_beyond_eight_caches_are_forgotten() -> None:

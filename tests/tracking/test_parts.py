@@ -31,7 +31,6 @@ from sidestep.protocol.request_events import (
     Scheduled,
 )
 from sidestep.tracking.requests import inflight_state
-from sidestep.tracking.requests.engine_times import EngineTimes
 from sidestep.tracking.requests.inflight_state import RequestsState, TrackerState
 from sidestep.tracking.requests.machine import RequestTracker
 from sidestep.tracking.requests.outcomes import EndedRequest
@@ -234,32 +233,6 @@ def test_parts_sum_in_recorded_runs(run: str) -> None:
         assert (shown > 0.0) == (record.preemptions > 0)
 
 
-def test_the_queue_is_divided_by_the_limits_that_held() -> None:
-    """Also if it begins and ends within the time of a limit, or while a pipelined step is open."""
-    events: list[Event] = [
-        Queued(9, 0.0, WALL, 5),
-        Scheduled(9, 1.0),
-        step(1.0, 2.0, [9], NONE),
-        Queued(1, 2.5, WALL + 2.4, 5),
-        step(3.0, 4.0, [9], SLOTS),
-        step(5.0, 6.0, [9], KV_BLOCKS),
-        # Step at 7.5 is scheduled before the one at 6.5 has ended.
-        Scheduled(1, 7.5),
-        step(6.5, 8.0, [9], SLOTS),
-        step(7.5, 9.0, [9, 1], NONE),
-        end(1, 9.0),
-    ]
-
-    assert parts_of(events) == {
-        "front_end_in": 0.1,
-        "queue.none": 0.5,
-        "queue.slots": 3.0,
-        "queue.kv_blocks": 1.5,
-        "prefill": 1.0,
-        "prefill_gap": 0.5,
-    }
-
-
 def test_a_prompt_in_chunks_waits_between_them_and_a_preemption_is_computed_again() -> None:
     """A step without its tokens is a gap."""
 
@@ -340,29 +313,6 @@ def test_interference_is_what_others_prefill_takes(is_pipelined: bool) -> None:
     total = found + sum(each["decode"] for each in parts)
     assert 0.15 < expected / total < 0.6
     assert found == pytest.approx(expected, rel=0.1)
-
-
-def test_the_usual_time_of_a_batch_lies_between_those_of_known_sizes() -> None:
-    """Beyond them it is that of a size up to twofold; of others it is unknown."""
-    times = EngineTimes(decode_times={3: (4.0, 0.010), 5: (16.0, 0.022)})
-
-    found = [times.decode_time(size) for size in (0, 1, 2, 4, 10, 16, 32, 33)]
-
-    assert found == [0.0, None, 0.010, 0.010, pytest.approx(0.016), 0.022, 0.022, None]
-
-
-def test_a_step_counts_as_decode_until_one_without_prefill_is_known() -> None:
-    """Nothing says yet what it would have taken."""
-    events: list[Event] = [Queued(1, 1.0, WALL + 1.0), Scheduled(1, 1.0), step(1.0, 1.1, [1])]
-    events += [Queued(2, 1.1, WALL + 1.1), Scheduled(2, 1.1), step(1.1, 1.4, [1, 2])]
-
-    assert parts_of([*events, end(1, 1.4)]) == {"prefill": 0.1, "decode": 0.3}
-
-    usual: list[Event] = [step(1.4, 1.41, [1]), step(1.41, 1.42, [1])]
-    later: list[Event] = [Queued(3, 1.42, WALL + 1.42), Scheduled(3, 1.42)]
-    parts = parts_of([*events, end(2, 1.4), *usual, *later, step(1.42, 1.73, [1, 3]), end(1, 1.73)])
-
-    assert parts == {"prefill": 0.1, "decode": 0.33, "interference": 0.3}
 
 
 def test_a_request_whose_beginning_is_unknown_has_no_parts() -> None:
