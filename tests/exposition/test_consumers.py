@@ -61,7 +61,7 @@ def values(families: Families, name: str, **labels: str) -> list[float]:
     return [sample.value for sample in families[name] if labels.items() <= sample.labels.items()]
 
 
-@pytest.mark.parametrize("share", [0.2, 0.4, 0.6, 0.8])
+@pytest.mark.parametrize("share", [0.4, 0.8])
 def test_the_endpoint_picker_reads_all_ranks_of_vllm(share: float) -> None:
     """Queues and blocks are sums, usage is the maximum; each has one series."""
     fed = run_of("core_dp", share)
@@ -82,17 +82,7 @@ def test_the_endpoint_picker_reads_all_ranks_of_vllm(share: float) -> None:
             assert len(go_text(page)[name]) == 1
 
 
-def test_the_runs_have_something_to_read() -> None:
-    """Requests run on both ranks at the moments that are compared."""
-    running = [
-        values(go_text(run_of("core_dp", share).page), "vllm:num_requests_running")
-        for share in (0.2, 0.4, 0.6, 0.8)
-    ]
-
-    assert any(min(one) > 0 and len(one) == 2 for one in running)
-
-
-@pytest.mark.parametrize("share", [0.3, 0.5, 0.8])
+@pytest.mark.parametrize("share", [0.5])
 def test_the_endpoint_picker_reads_all_ranks_of_sglang(share: float) -> None:
     """Pages of the cache are added up, their size is not."""
     fed = run_of("sglang_dp", share)
@@ -155,17 +145,6 @@ def test_the_slots_of_an_engine_without_adapters_count() -> None:
 
     assert picked.active == alone.active != frozenset()
     assert picked.room == 2 * alone.room > 0
-
-
-def test_the_time_of_the_adapters_is_that_of_the_newest() -> None:
-    """Routers choose the series with the latest Unix time."""
-    shares = [0.35, 0.55]
-    fed = ranks("core_lora", shares)
-    each = [go_text(one_rank(share))["vllm:lora_requests_info"][0].value for share in shares]
-
-    (sample,) = go_text(pod_page(fed.intake.registry))["vllm:lora_requests_info"]
-
-    assert sample.value == max(each) > 1.7e9
 
 
 def one_rank(share: float) -> str:

@@ -20,7 +20,6 @@ from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.dialects import DIALECTS
 from sidestep.exposition import json_format, own_families
 from sidestep.exposition.engine_values import EngineCopier, copied
-from sidestep.exposition.families import MAX_LABEL_SETS, LabelCache, families
 from sidestep.exposition.family_series import collected
 from sidestep.exposition.negotiation import Format
 from sidestep.exposition.own_families import own_values
@@ -147,23 +146,6 @@ def test_json_has_the_values_of_the_text_page() -> None:
                 le = tuple(sorted({**sample["labels"], "le": text}.items()))
                 assert found[f"{family['name']}_bucket", le] == count
     assert json.loads(json_format.encode(copied(Registry(LAYOUTS)))) == []
-
-
-def test_labels_of_engines_that_are_gone_are_dropped() -> None:
-    """A cache retains the labels of present engines only, and not too many."""
-    registry = fleet(3)
-    labels = LabelCache(dict)
-    values = copied(registry)
-    (family,) = families(values, {"vllm:num_requests_running"})
-    engines = values.engines
-    for engine in engines:
-        labels.get(engine, family, (), [()])
-    labels.retain(engines[1:])
-    assert labels._by_version.keys() == {engine.label_version for engine in engines[1:]}
-    for start in range(0, MAX_LABEL_SETS, 1000):
-        labels.get(engines[1], family, ("l",), [(str(start + n),) for n in range(1000)])
-    labels.retain(engines[1:])
-    assert not labels._by_version
 
 
 async def test_a_long_page_is_sent_in_parts(start: Start) -> None:

@@ -109,27 +109,6 @@ async def test_no_family_is_twice_on_a_page(openmetrics: bool) -> None:
     assert page.count(f"# TYPE {name} ") == 1
 
 
-async def test_a_dropped_label(start: Start) -> None:
-    """No series of an engine has the label, on either view; totals are unchanged."""
-    async with (
-        start() as whole,
-        start(
-            metrics_drop_label=("engine", "dp_rank"),
-            ingest_endpoint=whole.endpoints[0].replace("ingest", "other"),
-        ) as exporter,
-    ):
-        for one in (whole, exporter):
-            await play(one, "core_dp")
-        engines, dropped = await families(whole), await families(exporter)
-
-    assert "engine" not in label_names(dropped)
-    assert "model_name" in label_names(dropped)
-    for name, family in engines.items():
-        if family.kind == "counter":
-            total = sum(family.samples.values())
-            assert sum(dropped[name].samples.values()) == pytest.approx(total)
-
-
 async def test_families_that_are_allowed_and_denied(start: Start) -> None:
     """The filter applies to text of both views and to JSON, not to the exporter's own families."""
     async with start(metrics_allow=("vllm:*",), metrics_deny=("*_tokens", "*seconds")) as exporter:

@@ -105,9 +105,6 @@ def test_accepted_files(directory: Path, text: str) -> None:
 
 
 PROMTOOL = shutil.which("promtool")
-needs_promtool = pytest.mark.skipif(
-    PROMTOOL is None, reason="promtool is not installed (apt: prometheus)"
-)
 
 
 def promtool(file: Path) -> str:
@@ -116,16 +113,6 @@ def promtool(file: Path) -> str:
         [str(PROMTOOL), "check", "web-config", file], capture_output=True, text=True, check=False
     )
     return done.stdout + done.stderr if done.returncode else ""
-
-
-@needs_promtool
-@pytest.mark.parametrize("text", ACCEPTED.values(), ids=ACCEPTED)
-def test_promtool_accepts_the_same_files(directory: Path, text: str) -> None:
-    """Promtool accepts the same files, so that the table above is exporter-toolkit's."""
-    file = directory / "web.yml"
-    file.write_text(text)
-
-    assert promtool(file) == ""
 
 
 EXAMPLES = re.findall(r"```yaml\n(.*?)```", SECURITY.read_text(), re.DOTALL)
@@ -265,28 +252,6 @@ def test_files_that_cannot_be_read(directory: Path) -> None:
     for content, why in {b"\xff": "not UTF-8", b"#" * (MAX_CONFIG_BYTES + 1): "more than"}.items():
         with pytest.raises(ConfigError, match=why):
             read(directory, content)
-
-
-def test_aliases_do_not_expand(directory: Path) -> None:
-    """Nine levels of nine aliases would expand to a billion nodes; each is visited at most once."""
-    levels = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
-    levels += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9)]
-    users = f"basic_auth_users: &b\n  alice: {HASH}\n"
-
-    with pytest.raises(ConfigError, match="too many nodes, aliases or levels"):
-        read(directory, "\n".join(levels))
-    with pytest.raises(ConfigError, match="too many nodes, aliases or levels"):
-        read(directory, users + "  bob: *b\n")
-
-
-def test_relative_paths_are_relative_to_the_file(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Paths do not depend on the working directory."""
-    monkeypatch.chdir("/")
-
-    assert read(directory, SERVER).tls is not None
-    assert read(directory, SERVER.replace("server", str(directory / "server"), 0)).tls is not None
 
 
 def test_certificates_inline(directory: Path) -> None:

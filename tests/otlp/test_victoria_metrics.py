@@ -43,7 +43,9 @@ async def test_exponential_histograms_are_ranges(
             await replay(exporter, "core_dp")
             page = page_samples(await get(exporter.url))
         # The exporter has pushed its last counts.
-        counts = {labels: value for (name, labels), value in page.items() if name == f"{NAME}_count"}
+        counts = {
+            labels: value for (name, labels), value in page.items() if name == f"{NAME}_count"
+        }
         stored: Samples = {}
 
         def in_ranges(labels: Labels) -> float:

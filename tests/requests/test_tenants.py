@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from command_line import one_line, sidestep
 from exporters import Start
 from pages import get, parse
 from promtool import assert_query, needs_promtool
@@ -24,12 +23,10 @@ from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import encode_item
-from sidestep.engines.vllm.wire import VllmStep
 from sidestep.metrics.ended_counter import REQUEST_PARTS, TENANT_PARTS
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.registry import Accounting, Registry, Tracking
 from sidestep.metrics.totals_codec import decode_totals
-from sidestep.protocol.iteration_stats import IterationStats, PromptTokenStats
 from sidestep.protocol.limits import OTHER
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.request_events import Event, Identity, Queued, RequestEvents, id_prefix
@@ -177,15 +174,6 @@ def test_id_prefix() -> None:
     assert {id_prefix(name) for name in names} == {"acme"}
 
 
-def test_tenants_that_are_always_shown() -> None:
-    """Others do not replace them."""
-    tenants = Tenants("cache-salt", 1, ["vip"])
-    for _ in range(100):
-        tenants.tenant(Identity("", "", "loud"), "")
-    assert "vip" in tenants
-    assert "loud" not in tenants
-
-
 def test_folded_items_count_for_others() -> None:
     """A sender folds without knowing tenants; sums and costs are equal all the same."""
     chosen = [("ask", n, 1) for n in range(6)] + [("schedule", 0, 0), ("step", 0, 1)] * 9
@@ -222,12 +210,6 @@ async def test_an_exporter_and_its_successor(start: Start, tmp_path: Path) -> No
     assert sum(before[family].samples.values()) == own > 0
 
 
-def test_usage_errors() -> None:
-    """One line each."""
-    one_line(sidestep("serve", "--tenants.by", "name"), 2, "must be one of cache-salt, adapter")
-    one_line(sidestep("serve", "--tenants.max", "500"), 2, "must be 120 at most")
-
-
 def test_a_change_of_price() -> None:
     """Tokens cost what they cost when they were counted; without a price the counters stay."""
     bench = Bench()
@@ -246,31 +228,6 @@ def test_a_change_of_price() -> None:
     assert all(
         bench.children("cost")[name] >= first.get(name, 0) for name in bench.children("cost")
     )
-
-
-def test_cost_of_engines_without_the_tap() -> None:
-    """The plugin's statistics have all tokens, too."""
-    bench = Bench()
-    prompts = PromptTokenStats(computed=6, local_cache_hit=3, external_kv_transfer=1, total=10)
-    for stats in (
-        IterationStats(7, prompt_token_stats=prompts),
-        IterationStats(7, num_prompt_tokens=10),
-    ):
-        bench.applier.apply(bench.engine, VllmStep(0, 1.0, 1.0, None, stats))
-    cost = bench.engine.layout.find("sidestep_cost_total").slots[0]
-    assert bench.engine.values[cost] == PRICE.cost(6, 3, 7, 1) + PRICE.cost(10, 0, 7)
-
-
-def test_a_light_tenant_replaces_no_heavy_one_after_a_restart() -> None:
-    """The sketch continues with the requests that the series have."""
-    tenants = Tenants("cache-salt", 2)
-    assert tenants.restore({"heavy": 100, "light": 10, OTHER: 7}) == []
-    for _ in range(20):
-        tenants.tenant(Identity("", "", "new"), "")
-    assert "new" not in tenants
-    tenants.tenant(Identity("", "", "new"), "")
-    assert "new" in tenants
-    assert "heavy" in tenants
 
 
 def test_fewer_tenants_after_a_restart() -> None:

@@ -16,7 +16,6 @@ from intakes import CORE_RUNS, Fed, lines, steps
 from sidestep.config.objectives import parse
 from sidestep.engines.items import encode_item
 from sidestep.errors import ConfigError, WireError
-from sidestep.metrics.engine_state import SeriesSettings
 from sidestep.protocol.messages import EngineInfo, Heartbeat
 from sidestep.protocol.request_events import (
     HANDED_OVER,
@@ -28,7 +27,7 @@ from sidestep.protocol.request_events import (
     Scheduled,
 )
 from sidestep.snapshot.capture import restore
-from sidestep.snapshot.state_file import DAMAGED, HEADER, SNAPSHOT, StateDirectory, verified
+from sidestep.snapshot.state_file import SNAPSHOT, StateDirectory, verified
 from sidestep.tracking.requests.inflight_state import CHUNK
 
 OBJECTIVES = [parse(text) for text in ("ttft=350ms", "inter_token=7ms", "e2e=3s", "availability")]
@@ -95,31 +94,6 @@ def test_group_that_ended_on_another_engine_is_counted_after_a_restart() -> None
     for exporter in (fed.restarted(fed.snapshot()), fed):
         exporter.items("a", [encode_item(RequestEvents(0, 20.0, 1))])
         assert group_counts(exporter) == ["1", "0"]
-
-
-def test_group_that_ended_on_another_engine_is_counted_when_request_events_stop() -> None:
-    """The next process of the engine runs without the tap."""
-    fed = two_engines_with_one_group()
-    fed.send_hello("a", [EngineInfo("a", "vllm", {"engine": "a", "model_name": "m"})])
-
-    assert group_counts(fed) == ["1", "0"]
-
-
-def test_group_of_an_engine_without_request_events_counts_for_the_last_engine() -> None:
-    """The sample of "b" ends after "a" has stopped sending request events."""
-    fed = Fed()
-    for name in "ab":
-        labels = {"engine": name, "model_name": "m"}
-        fed.send_hello(name, [EngineInfo(name, "vllm", labels, features=["engine_core"])])
-    asked = [Queued(number, 1.0, 1.0, group=7, sample=number) for number in range(2)]
-    fed.items("b", [encode_item(RequestEvents(0, 1.0, 1, [asked[1]]))])
-    ended = Finished(0, 2.0, 2.0, 0)
-    fed.items("a", [encode_item(RequestEvents(0, 2.0, 1, [asked[0], ended]))])
-    fed.send_hello("a", [EngineInfo("a", "vllm", {"engine": "a", "model_name": "m"})])
-    fed.items("b", [encode_item(RequestEvents(0, 1.5, 1, [Finished(1, 1.5, 1.5, 0)]))])
-    fed.items("b", [encode_item(RequestEvents(0, 20.0, 1))])
-
-    assert group_counts(fed) == ["0", "1"]
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
@@ -215,24 +189,6 @@ def test_integers_over_64_bits_are_restored_exactly() -> None:
     assert other.intake.registry.engines[engine.id].values[slot] == 3**80
 
 
-def test_changed_bounds_restart_the_histogram() -> None:
-    """Its counts cannot be moved."""
-    fed = Fed()
-    fed.feed(steps("core"))
-    other = Fed(boot=2)
-    other.intake.registry.series = SeriesSettings({"inter_token_latency": (0.5, 1.0)})
-    restore(other.intake, fed.snapshot(), 0.0)
-    (engine,) = other.intake.registry.engines.values()
-    names = [row.name for row in engine.layout.histograms]
-    changed = engine.histograms[names.index("vllm:inter_token_latency_seconds")]
-    same = engine.histograms[names.index("vllm:time_to_first_token_seconds")]
-
-    assert changed is not None
-    assert same is not None
-    assert (changed.bounds, sum(changed.counts), changed.sum) == ((0.5, 1.0), 0, 0.0)
-    assert sum(same.counts) > 0
-
-
 def test_many_requests_in_flight_are_saved_in_pieces() -> None:
     """No piece takes long to encode, and later intervals are the same."""
     fed = Fed()
@@ -304,19 +260,6 @@ def test_invalid_pieces_restore_nothing(data: st.DataObject) -> None:
     assert other.intake.receiver.streams == {}
 
 
-def test_damaged_snapshot_is_set_aside(tmp_path: Path) -> None:
-    """A damaged snapshot is renamed for analysis and not read again."""
-    directory = StateDirectory(tmp_path)
-    (tmp_path / SNAPSHOT).write_bytes(b"damage")
-    with pytest.raises(WireError):
-        directory.read()
-    directory.set_aside()
-
-    assert directory.read() is None
-    assert (tmp_path / DAMAGED).read_bytes() == b"damage"
-    directory.release()
-
-
 def test_directory_is_locked(tmp_path: Path) -> None:
     """A second exporter fails at start."""
     first = StateDirectory(tmp_path / "state")
@@ -326,10 +269,3 @@ def test_directory_is_locked(tmp_path: Path) -> None:
 
     StateDirectory(tmp_path / "state").release()
     assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
-
-
-def test_unknown_format_is_named_in_the_error() -> None:
-    """An operator sees why counters restart."""
-    data = HEADER.pack(b"sidestep", 99, 0, 0)
-    with pytest.raises(WireError, match="format 99"):
-        verified(data)
