@@ -31,11 +31,10 @@ from sidestep.protocol.messages import (
     Heartbeat,
     Hello,
 )
-from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep.telemetry.rows import BY_NAME
 from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_tools.web_client.access import Access
-from socket_peers import batch, connect
+from socket_peers import connect
 
 
 async def findings(exporter: Exporter) -> dict[str, dict[str, Any]]:
@@ -215,18 +214,6 @@ async def test_a_stalled_engine(start: Start) -> None:
         url = exporter.url.removesuffix("/metrics") + path
         async with aiohttp.ClientSession() as session, session.get(url) as answer:
             assert await answer.text() == "no stack: engine ns/m/0 is stalled\n"
-
-
-async def test_an_engine_that_builds_statistics(start: Start) -> None:
-    """The finding has the API server and the reason; one whose value is 0 has none."""
-    values = [Sample(["api0", ""], 0.0), Sample(["api1", "--otlp-traces-endpoint needs them"], 1.0)]
-    name, labels = "sidestep_engine_process_builds_statistics", ["process", "reason"]
-    family = Family(name, "gauge", labels, samples=values)
-    async with start() as exporter, connect(exporter) as peer:
-        await peer.send_hello()
-        await peer.send(batch(1, Samples(0, 1.0, [family])))
-        finding = await found(exporter, "SD143")
-    assert finding["text"] == "api1: --otlp-traces-endpoint needs them"
 
 
 async def test_a_subscription_is_not_connected(start: Start) -> None:

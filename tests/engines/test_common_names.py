@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from sidestep.engines.items import Item, encode_item
 from sidestep.engines.sglang.wire import QueueCount, SglangSchedulerStats, SglangStats
 from sidestep.errors import WireError
 from sidestep.exposition.text_page import render
-from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.registry import Registry
 from sidestep.metrics.totals_codec import decode_totals
 from sidestep.protocol.messages import EngineInfo
@@ -226,17 +224,6 @@ def page_of(registry: Registry) -> dict[str, Any]:
     return dict(parse(render(registry).decode()))
 
 
-@pytest.mark.parametrize("name", ["own", "sglang:eplb_balancedness"])
-def test_a_summary_with_bounds_is_refused(name: str) -> None:
-    """A summary has no buckets; the page stays valid."""
-    registry, applier, who = fed(**TOKENIZER)
-    reported = Family(name, "summary", [], [Sample(observations=[1.0])], "h", [1.0, 2.0])
-    with contextlib.suppress(WireError):
-        applier.apply(registry.engines[who], Samples(0, 1.0, [reported]))
-
-    assert "own" not in page_of(registry)
-
-
 def requests(count: float, *labels: str) -> Samples:
     """Return requests of a tokenizer, whose release or flags decide the labels."""
     reported = Family("sglang:num_requests_total", "counter", list(labels))
@@ -260,20 +247,6 @@ def test_a_new_process_may_send_other_labels() -> None:
     key = ("sglang:num_requests_total", tuple(sorted({**TOKENIZER, "is_streaming": "x"}.items())))
     assert page_of(registry)["sglang:num_requests"].samples == {key: 7.0}
     assert registry.quota.series == len(engine.open_families["sglang:num_requests_total"].children)
-
-
-def test_counts_by_other_bounds_are_moved() -> None:
-    """Each bucket moves by its upper bound, even if the operator has as many bounds."""
-    registry, applier, who = fed()
-    name, theirs = "sglang:eplb_gpu_physical_count", [0.0, 7.0]
-    reported = Family(name, "histogram", ["layer"], [Sample(["0"], counts=[1, 5, 0], total=35.0)])
-    reported.bounds = theirs
-    applier.apply(registry.engines[who], Samples(0, 1.0, [reported]))
-
-    (child,) = registry.engines[who].open_families[name].children.values()
-    assert isinstance(child, Histogram)
-    assert dict(zip(child.bounds, child.counts, strict=False))[7.0] == 5
-    assert sum(child.counts) == 6
 
 
 def test_an_engine_with_a_stream_keeps_its_dialect() -> None:

@@ -83,16 +83,6 @@ def fed() -> Bench:
     return bench
 
 
-def test_an_engine_without_a_queue_is_as_saturated_as_its_slots_are_taken(fed: Bench) -> None:
-    """The engine's Hello has its slots; steps that never were shorter are no load."""
-    engine = fed.engine(info={LIMITS: {"max_running_requests": "16"}})
-    engine.feeds.streams.add(1)
-
-    assert looked(fed, seconds=200, waiting=0) == 0.25
-    assert fed.value("sidestep_max_running_requests") == 16
-    assert fed.value("sidestep_shortest_step_seconds") == 1.0
-
-
 @pytest.mark.parametrize(("most", "ratio"), [("200", 0.625), ("50", 1.0), ("", 0.25)])
 def test_steps_that_compute_all_that_they_may_are_load(fed: Bench, most: str, ratio: float) -> None:
     """The engine's Hello has the most tokens of a step; each of these generates 100."""

@@ -9,11 +9,10 @@ import pytest
 from prefix_caches import BLOCK_SIZE, PrefixCache, conversations
 from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import encode_item
-from sidestep.errors import WireError
 from sidestep.metrics.hit_ratio_curves import HitRatioCurves
 from sidestep.metrics.totals_codec import decode_totals
 from sidestep.metrics.trackers import Trackers
-from sidestep.protocol.cache_lookups import CacheLookups, Lookup
+from sidestep.protocol.cache_lookups import CacheLookups
 from sidestep.protocol.messages import EngineInfo, Settings
 from sidestep_adapters.publisher.cache_lookups import LookupEvents
 from vllm_bench import Bench
@@ -128,18 +127,6 @@ def test_folded_lookups_have_an_unknown_reason() -> None:
     assert before["unknown",] > 0
     assert missed["unknown",] > before["unknown",]
     assert missed["cold",] == before["cold",]
-
-
-def test_an_invalid_item_changes_nothing() -> None:
-    """It is refused before a tracker is made."""
-    bench = Bench()
-    engine = bench.engine()
-    wrong = CacheLookups(0, 1.0, 1, 1.0, 16, 0, 10, 0, [Lookup(1, 1.0, 32, 1, found=2)])
-    with pytest.raises(WireError):
-        bench.apply(wrong)
-
-    assert engine.part(Trackers).lookups is None
-    assert not bench.values(MISSED)
 
 
 def test_an_engine_without_its_tap_loses_the_curve() -> None:

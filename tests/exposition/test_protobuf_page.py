@@ -18,7 +18,6 @@ from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.exposition.negotiation import CONTENT_TYPES
 from sidestep.exposition.protobuf_page import render
-from sidestep.metrics.engine_state import SeriesSettings
 from sidestep.metrics.native_histogram import NativeHistogram, NativeSettings
 from sidestep.metrics.totals_codec import decode_totals
 from sidestep.protocol.engine_totals import NativeBuckets
@@ -162,37 +161,6 @@ def test_folded_items_have_native_buckets(run: str) -> None:
     assert {
         m.histogram.created_timestamp.seconds for f in reported for m in f.metric if f.type == 4
     } == {1000}
-
-
-def test_native_buckets_survive_a_change_of_bounds() -> None:
-    """After a restart of the exporter and of the engine."""
-    fed = Fed(native=NATIVE)
-    fed.feed(steps("core"))
-    other = Fed(boot=2, native=NATIVE)
-    other.intake.registry.series = SeriesSettings(
-        {"inter_token_latency": (0.001, 0.003, 1.0)}, NATIVE
-    )
-
-    restore(other.intake, fed.snapshot(), 0.0)
-    slot = next(iter(fed.intake.registry.engines.values())).layout.find(
-        "vllm:inter_token_latency_seconds"
-    ).slots[0]  # fmt: skip
-    (engine,) = fed.intake.registry.engines.values()
-    before = engine.histogram(slot)
-    ((stream, (info, *_)),) = [(s, e) for s, e in fed.engines.items() if e[0].id == engine.id][:1]
-    changed = {"inter_token_latency": [0.001, 0.003, 1.0]}
-    fed.send_hello(stream, [msgspec.structs.replace(info, bounds={**info.bounds, **changed})])
-
-    for one in (fed, other):
-        (engine,) = one.intake.registry.engines.values()
-        after = engine.histogram(slot)
-        assert isinstance(before, NativeHistogram)
-        assert isinstance(after, NativeHistogram)
-        assert after is not before
-        assert after.bounds == (0.001, 0.003, 1.0)
-        assert (after.buckets, after.sum) == (before.buckets, before.sum)
-        assert sum(after.counts) == sum(before.counts) > 1000
-        assert sum(count > 0 for count in after.counts) > 1
 
 
 def test_native_buckets_that_do_not_fit_are_refused() -> None:

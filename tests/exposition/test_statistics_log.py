@@ -32,7 +32,7 @@ from sidestep.protocol.request_events import (
     RequestEvents,
 )
 from sidestep.protocol.self_described import Sample
-from sidestep.tracking.health.states import EngineState, Health, Reason
+from sidestep.tracking.health.states import Health
 from sidestep_adapters.streams.wire import ForwardPass, Pass, QueuedRequests, ScheduledRequests
 from trtllm_page import made_page
 from vllm_bench import Bench
@@ -148,39 +148,6 @@ def test_hit_rates_are_of_the_last_thousand_lookups(count: int) -> None:
     for requests, hits, rate in (*expected, (1000, 50_000, "50.0%")):
         line = look_up(requests, hits)
         assert [f", {cache} {rate}" in line for cache in caches] == [True] * 3, line
-
-
-@pytest.mark.parametrize(
-    ("health", "last"),
-    [(None, logging.DEBUG), (Health(EngineState.STALLED, Reason.QUEUE, 60.0), logging.INFO)],
-)
-def test_idle_lines_are_for_debugging(bench: Bench, health: Health | None, last: int) -> None:
-    """As in the engine, the first idle interval is not, and neither are those of a stalled engine."""
-    log = Log(bench.registry, lambda _: health)
-    bench.apply(busy())
-
-    assert [log.lines()[0][0] for _ in range(3)] == [logging.INFO, logging.INFO, last]
-
-
-@pytest.mark.parametrize(
-    ("health", "end"),
-    [
-        (Health(EngineState.STALLED, Reason.STEP, 12.4), ", state stalled (step, 12 s)"),
-        (Health(EngineState.SLOW, Reason.NO_STEPS, 4.0), ", state slow (no_steps, 4 s)"),
-        (Health(EngineState.STARTING), ", state starting"),
-        (Health(EngineState.OK), ", drafts accepted 40.0%"),
-        (Health(EngineState.IDLE), ", drafts accepted 40.0%"),
-    ],
-)
-def test_the_line_has_the_state_unless_it_is_unremarkable(
-    bench: Bench, health: Health, end: str
-) -> None:
-    """Last, where it is easily seen."""
-    log = Log(bench.registry, lambda _: health)
-    bench.apply(busy())
-    ((_, line),) = log.lines()
-
-    assert line.text().endswith(end)
 
 
 def test_the_lowest_rank_of_an_sglang_replica_has_a_line() -> None:

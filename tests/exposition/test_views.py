@@ -128,20 +128,6 @@ async def test_families_that_are_allowed_and_denied(start: Start) -> None:
     assert all(name.startswith("vllm:") for name in typed)
 
 
-async def test_thinned_buckets(start: Start) -> None:
-    """A third of the bucket lines remains, with the engine's bounds."""
-    async with start(metrics_bucket_thinning="4") as exporter:
-        await play(exporter, "core_dp")
-        thin = (await families(exporter))["vllm:e2e_request_latency_seconds"].samples
-        json_url = exporter.url.removesuffix("/metrics") + "/api/v1/metrics"
-        typed = {family["name"]: family for family in json.loads(await get(json_url))}
-
-    of_one = [dict(ls)["le"] for s, ls in thin if "le" in dict(ls) and ("engine", "0") in ls]
-    whole = typed["vllm:e2e_request_latency_seconds"]["samples"][0]["buckets"]
-    bounds = [bound for bound, _ in whole][::-1][::4][::-1]
-    assert [float(le) for le in of_one] == [*bounds, float("inf")]
-
-
 async def test_cardinality(exporter: Exporter) -> None:
     """The report's numbers equal those of the pages: in total, by family, engine and label."""
     url = exporter.url.removesuffix("/metrics") + "/api/v1/cardinality"

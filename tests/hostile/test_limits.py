@@ -42,7 +42,6 @@ from sidestep.protocol.messages import Aggregate, Bye, EngineInfo, Heartbeat
 from sidestep.protocol.request_events import MAX_REQUESTS, Iteration, Output, Queued, RequestEvents
 from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep.tracking.kv_blocks.tracker import Sampling
-from sidestep.tracking.requests.inflight import InFlight, RequestCapacity
 
 LABELS = {"engine": "0", "model_name": "m"}
 TOKENS = "vllm:generation_tokens_total"
@@ -423,32 +422,6 @@ def test_items_at_the_limits_are_accepted(fed: Fed) -> None:
 # Capacity that engines share, and pages.
 
 
-def test_engines_share_the_capacity_for_requests() -> None:
-    """An engine that uses all that is free does not use another's share."""
-    places = RequestCapacity()
-    greedy, modest = (InFlight(100, 1e9, places) for _ in range(2))
-    other = InFlight(100, 1e9, places)
-    for number in range(150):
-        greedy.track(number, 1.0)
-        other.track(number, 1.0)
-    for number in range(90):
-        modest.track(number, 1.0)
-
-    assert [len(each.live) for each in (greedy, other, modest)] == [100, 100, 66]
-    assert places.used == 266
-    assert len(greedy.given_up) == 50
-    for number in range(50):
-        greedy.remove(number)
-    greedy.drop()
-    assert places.used == 166
-
-
-def shown(fed: Fed, name: str) -> float:
-    """Return the sum of all samples of ``name`` on the page."""
-    lines = fed.page.splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{name}{{"))
-
-
 def test_engines_share_the_capacity_for_blocks() -> None:
     """A stream that names hundreds of engines does not get the capacity hundreds of times."""
     fed = Fed()
@@ -463,23 +436,6 @@ def test_engines_share_the_capacity_for_blocks() -> None:
     held = [blocks.tracked for blocks in trackers if blocks is not None]
 
     assert held == [1] * count
-
-
-def test_refused_blocks_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    """With the setting that helps; counts continue in between."""
-    fed = Fed()
-    fed.intake.registry.tracking.sampling = Sampling(1.0, capacity=3)
-    fed.send_hello("s", [cache("a", features=["kv_events"])])
-    for first in range(0, 50, 10):
-        changes = [CacheChange("stored", 1.0, list(range(first, first + 10)), "GPU")]
-        fed.items("s", [encode_item(CacheEvents(0, 1.0, 1, changes))])
-        fed.advance(20.0)
-
-    lines = [text for record in caplog.records if "blocks" in (text := record.getMessage())]
-    assert len(lines) == 2
-    assert "engine 'a': 7 sampled KV blocks are not tracked" in lines[0]
-    assert "lower --kv.sample-rate (2 more like this since the last)" in lines[1]
-    assert shown(fed, "sidestep_kv_cached_refused_blocks_total") == 47
 
 
 def test_refusals_are_logged_a_few_times_a_minute(caplog: pytest.LogCaptureFixture) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -203,36 +202,3 @@ async def test_promtool_accepts_all_names_but_the_engines(exporter: Exporter) ->
     found = complaints(await get(exporter.url))
 
     assert [line for line in found if line and not any(known in line for known in ACCEPTED)] == []
-
-
-CHROMIUM = shutil.which("chromium")
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (apt: chromium)")
-@with_exporter
-async def test_the_root_in_a_browser(exporter: Exporter, tmp_path: Path) -> None:
-    """The live page has links to every other page."""
-    process = await asyncio.create_subprocess_exec(
-        str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
-        "--disable-background-networking", "--disable-component-update", "--disable-sync",
-        f"--user-data-dir={tmp_path}/chromium", "--dump-dom", base(exporter) + "/",
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
-    )  # fmt: skip
-    dom, _ = await asyncio.wait_for(process.communicate(), 60)
-    page = dom.decode()
-
-    assert 'id="verdict"' in page
-    for link in (
-        "/metrics",
-        "/metrics/pod",
-        "/api/v1/cardinality",
-        "/api/v1/doctor",
-        "/api/v1/engines",
-        "/api/v1/kv/curve",
-        "/api/v1/metrics",
-        "/-/engines",
-        "/-/healthy",
-        "/-/ready",
-    ):
-        assert f'href="{link.removeprefix("/")}"' in page
-        assert await get(base(exporter) + link)

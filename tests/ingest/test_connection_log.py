@@ -124,24 +124,6 @@ def test_an_engine_that_leaves_and_returns(caplog: pytest.LogCaptureFixture) -> 
     assert returned.endswith("; a new process, its counters go on")
 
 
-def test_further_streams_of_an_engine(caplog: pytest.LogCaptureFixture) -> None:
-    """Such as those of more front ends."""
-    fed = connected()
-    texts(caplog)
-    for name in ("t", "u"):
-        fed.send_hello(name, [ENGINE])
-    fed.advance(1.0)
-    come = texts(caplog)
-    for _ in range(61):
-        for name in "stu":
-            beat(fed, name)
-    fed.send("t", Bye(fed.incarnation("t"), 0))
-    fed.advance(1.0)
-
-    assert come == ["engine ns/m/0: streams t, u has connected; streams that feed it: 3"]
-    assert texts(caplog) == ["engine ns/m/0: stream t has left; streams that feed it: 2"]
-
-
 @pytest.mark.parametrize("is_new", [False, True], ids=["same", "new"])
 def test_counters_from_a_snapshot_go_on(is_new: bool, caplog: pytest.LogCaptureFixture) -> None:
     """The exporter has restarted, and perhaps the engine as well."""

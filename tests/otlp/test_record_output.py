@@ -142,7 +142,7 @@ async def test_records_are_delivered_and_counted(sending: tuple[Sending, Receive
 
 
 @pytest.mark.usefixtures("_impatient")
-@pytest.mark.parametrize("status", [408, 429, 502, 503, 504])
+@pytest.mark.parametrize("status", [429, 503])
 async def test_a_busy_receiver_gets_the_same_later(
     sending: tuple[Sending, Receiver], status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,7 +161,7 @@ async def test_a_busy_receiver_gets_the_same_later(
     await asyncio.to_thread(made.queue.close)
 
 
-@pytest.mark.parametrize("status", [302, 400, 401, 404, 413, 500, 501])
+@pytest.mark.parametrize("status", [302, 400, 500])
 async def test_a_refusal_is_counted_and_not_repeated(
     sending: tuple[Sending, Receiver], status: int, caplog: pytest.LogCaptureFixture
 ) -> None:

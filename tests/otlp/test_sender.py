@@ -161,9 +161,7 @@ def answering(status: int, body: bytes = b"") -> Answer:
 SUCCESSES = [
     (200, answering(200)),
     (202, answering(202)),
-    (204, answering(204)),
     (200, answering(200, b"\xff" * 100)),
-    (200, answering(200, b"\x00")),
     (200, answering(200, b"<html>")),
     (200, answering(200, b"\x0a\xff\xff\xff\xff\x0f")),
     (200, cut),
@@ -203,9 +201,7 @@ async def test_an_answer_that_is_no_http_is_logged_without_secrets(
 
 
 @pytest.mark.usefixtures("_impatient")
-@pytest.mark.parametrize(
-    ("status", "rejects"), [(400, True), (401, True), (500, True), (302, True), (429, False)]
-)
+@pytest.mark.parametrize(("status", "rejects"), [(400, True), (302, True), (429, False)])
 async def test_refusals_are_counted_and_logged_once(
     status: int, rejects: bool, caplog: pytest.LogCaptureFixture
 ) -> None:

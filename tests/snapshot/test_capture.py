@@ -161,20 +161,6 @@ def test_a_snapshot_of_before_1_0_is_read() -> None:
     assert not back.intake.registry.retired
 
 
-def test_restored_gauges_are_hidden_until_the_next_hello() -> None:
-    """Counters are exposed at once."""
-    fed = Fed()
-    recorded = list(steps("core"))
-    fed.feed(recorded[: len(recorded) // 2])
-    other = Fed(boot=2)
-    restore(other.intake, fed.snapshot(), 0.0)
-
-    assert "vllm:generation_tokens_total" in other.page
-    assert "vllm:num_requests_running" not in other.page
-    back = fed.restarted(fed.snapshot())
-    assert lines(fed.page, *NOT_RESTORED) == lines(back.page, *NOT_RESTORED)
-
-
 def test_integers_over_64_bits_are_restored_exactly() -> None:
     """Operations of a GPU exceed 64 bits within hours."""
     fed = Fed()

@@ -61,13 +61,6 @@ def engine() -> Engine:
     return Engine()
 
 
-def test_absent_processes(engine: Engine) -> None:
-    """An engine without processes starts, has stopped or cannot be reached."""
-    engine.expect("starting", 0, presence="EXPECTED")
-    engine.expect("stopped", 0, presence="CLOSED")
-    engine.expect("unreachable", 0, presence="LOST")
-
-
 def test_items_alone(engine: Engine) -> None:
     """A stream without progress claims nothing beyond its items, and is never stalled."""
     engine.hear(0)
@@ -95,22 +88,6 @@ def test_queued_without_steps(engine: Engine) -> None:
     engine.beat(0)
     engine.beat(100, unfinished=2, waiting_age=1.0)
     engine.expect("ok", 100)
-
-
-def test_step_stalls(engine: Engine) -> None:
-    """A step that does not end is slow, then a stall, with the process and its stack."""
-    engine.run(0, 60)
-    for late in (1, 2, 3, 3.7):
-        engine.beat(60 + late, unfinished=3, step_age=late, step_tokens=2, stack=STACK)
-        engine.expect("ok", 60 + late)
-    engine.beat(64, unfinished=3, step_age=4.0, step_tokens=2, stack=STACK)
-    engine.expect("slow step", 64)
-    engine.beat(68, unfinished=3, step_age=8.0, step_tokens=2, stack=STACK)
-    health = engine.expect("stalled step", 68)
-    assert (health.age, health.step_age, health.unfinished) == (8.0, 8.0, 3)
-    assert (health.stream, list(health.stack)) == ("core", STACK)
-    engine.run(69, 70)
-    engine.expect("ok", 69)
 
 
 def test_step_without_requests(engine: Engine) -> None:
@@ -206,15 +183,6 @@ def test_most_threshold(engine: Engine) -> None:
     engine.expect("stalled step", 200)
 
 
-def test_no_steps(engine: Engine) -> None:
-    """Requests wait and no step begins."""
-    engine.run(0, 60)
-    engine.beat(67, unfinished=2, waiting_age=7.0)
-    engine.expect("slow no_steps", 67)
-    engine.beat(68, unfinished=2, waiting_age=8.0)
-    engine.expect("stalled no_steps", 68)
-
-
 def test_blocked_requests(engine: Engine) -> None:
     """Requests that all wait for a grammar or a transfer are a stall only after the most seconds."""
     engine.beat(60, unfinished=2, blocked=2, waiting_age=50.0)
@@ -236,27 +204,6 @@ def test_no_output(engine: Engine) -> None:
     engine.run(70, 90, seconds=4.0)
     engine.beat(98, unfinished=2, output_age=20.0)
     engine.expect("slow no_output", 98)
-
-
-def test_silence(engine: Engine) -> None:
-    """A process that sends nothing is the reason, and not the step that it had open."""
-    engine.run(0, 60)
-    engine.beat(60, unfinished=1, step_age=0.5, step_tokens=1, stack=[])
-    engine.expect("ok", 63.7)
-    engine.expect("slow publisher", 64)
-    assert engine.expect("stalled publisher", 68).stream == "core"
-    assert engine.health(68).step_age == 1.5
-    engine.run(69, 70)
-    engine.expect("ok", 69)
-
-
-def test_silence_after_stall(engine: Engine) -> None:
-    """The step of a process that has fallen silent is not known to be open."""
-    engine.run(0, 60)
-    engine.beat(70, unfinished=1, step_age=10.0, step_tokens=1)
-    engine.expect("stalled step", 70)
-    engine.expect("stalled step", 77)
-    engine.expect("stalled publisher", 78)
 
 
 def test_silence_on_purpose(engine: Engine) -> None:
@@ -297,18 +244,6 @@ def test_asleep_after_steps(engine: Engine) -> None:
     engine.expect("asleep", 10)
 
 
-def test_queue(engine: Engine) -> None:
-    """The core has no requests, and a front end owes an answer."""
-    engine.beat(0)
-    for now in range(9):
-        engine.beat(now)
-        engine.beat(now, "front", FRONT_END, unfinished=1, step_age=float(now))
-    found = engine.expect("stalled queue", 8)
-    assert (found.stream, found.unfinished) == ("front", 1)
-    engine.beat(9, unfinished=1, waiting_age=0.5)
-    engine.expect("ok", 9)
-
-
 def test_queue_of_busy_core(engine: Engine) -> None:
     """A front end that waits while the core works for others, and just after, is in no doubt."""
     engine.run(0, 60)
@@ -333,22 +268,6 @@ def test_front_ends_share_a_queue(engine: Engine) -> None:
         engine.beat(now, "a", FRONT_END, unfinished=1, step_age=float(now), steps=1)
         engine.beat(now, "b", FRONT_END, unfinished=1, step_age=0.1, steps=now)
     engine.expect("ok", 29)
-
-
-def test_loop_of_a_front_end(engine: Engine) -> None:
-    """A front end whose event loop stands cannot serve, whatever the core does for others."""
-    for now in range(60):
-        engine.run(now, now + 1)
-        age = float(now - 50) if now > 50 else None
-        engine.beat(now, "api0", FRONT_END, unfinished=1, step_age=0.1)
-        engine.beat(now, "api1", FRONT_END, unfinished=3, step_age=age, loop_age=age, stack=STACK)
-        expected = "ok" if now < 54 else "slow front_end" if now < 58 else "stalled front_end"
-        found = engine.expect(expected, now)
-    assert (found.stream, found.age, found.unfinished, found.stack) == ("api1", 9.0, 4, STACK)
-    engine.beat(60)
-    engine.beat(60, "api0", FRONT_END)
-    engine.beat(60, "api1", FRONT_END)
-    engine.expect("ok", 60)
 
 
 def test_loop_of_an_idle_front_end(engine: Engine) -> None:

@@ -184,18 +184,6 @@ def test_a_reset_is_observed_in_slices() -> None:
     assert (left, ours.tracked) == (2 * SLICE + 1, 0)
 
 
-def test_new_blocks_displace_those_of_a_reset() -> None:
-    """None is refused, and the displaced blocks are observed."""
-    count = 4 * SLICE
-    ours = physical_blocks(capacity=count)
-    ours.apply(block_item([(ALLOCATED, block, 1.0) for block in range(count)]))
-
-    again = [(ALLOCATED, block, 4.0) for block in range(count)]
-    out = ours.apply(block_item([(RESET, 0, 3.0), *again]))
-
-    assert (len(out.reset_ages), out.refused, ours.tracked) == (count, 0, count)
-
-
 def test_a_block_has_the_weight_of_the_rate_at_its_birth() -> None:
     """Later rates do not change it, even within the same second."""
     ours = physical_blocks()
@@ -335,18 +323,6 @@ def test_blocks_over_the_capacity_are_refused_and_counted() -> None:
     assert reset.unknown == 1
 
 
-def test_hashes_over_the_capacity_are_refused_and_counted() -> None:
-    """Each store counts, while all media together are at the capacity."""
-    ours = cached_blocks(capacity=10)
-
-    refused = [ours.apply(stored(list(range(15)), 1.0)).refused for _ in range(2)]
-    other = ours.apply(stored([1], 1.0, "CPU")).refused
-    ours.apply(removed([3], 2.0))
-    after = ours.apply(stored([1], 2.0, "CPU")).refused
-
-    assert (refused, other, after, ours.tracked) == ([5, 5], 1, 0, 10)
-
-
 def test_a_smaller_capacity_abandons_the_newest_blocks() -> None:
     """The next call counts them; their later events are not unknown."""
     blocks, hashes = physical_blocks(), cached_blocks()
@@ -362,20 +338,6 @@ def test_a_smaller_capacity_abandons_the_newest_blocks() -> None:
     assert values(out.lifetimes) == [17.0, 18.0, 19.0, 20.0]
     assert (out.abandoned, out.unknown) == (6, 0)
     assert hashes.drain().abandoned == 6
-
-
-def test_without_scaling_every_observation_counts_once() -> None:
-    """So do those of the engine's own collector."""
-    blocks, hashes = physical_blocks(scale=False), CachedBlocks(sampling(0.1, scale=False))
-    blocks.apply(block_item([(ALLOCATED, 1, 1.0)], 0.01))
-    hashes.apply(stored(list(range(1000)), 1.0))
-
-    hits: list[Event] = [(TOUCHED, 1, 2.0), (TOUCHED, 1, 3.0), (EVICTED, 1, 4.0)]
-    out = blocks.apply(block_item(hits, 0.01))
-    of_cache = hashes.apply(removed(list(range(1000)), 2.0)).cached["GPU"]
-
-    assert (out.lifetimes, out.gaps, out.reuses) == ([(3.0, 1)], [(1.0, 1)], [(2, 1)])
-    assert {count for _, count in of_cache.lifetimes} == {1}
 
 
 @pytest.mark.parametrize("rate", [0.03, 0.7])

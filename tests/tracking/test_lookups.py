@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from random import Random
-
 import pytest
 
 from sidestep.errors import WireError
@@ -18,7 +16,6 @@ from sidestep.tracking.kv_blocks import lookups
 from sidestep.tracking.kv_blocks.lookups import (
     LookupSettings,
     LookupTracker,
-    SharedCache,
     check,
 )
 
@@ -100,35 +97,6 @@ def test_a_new_source_forgets_the_blocks_but_not_the_curve() -> None:
     assert reasons(found.missed) == {"unknown": 16, "too_short": 1}
     assert ours.reuse.tracked == 1
     assert ours.reuse.curve.hit_ratio == pytest.approx(16 / 51, rel=0.05)
-
-
-def test_engines_that_share_find_what_others_have_used() -> None:
-    """Two engines that serve the same prompts by turns would find them in one cache."""
-    cache = SharedCache(LookupSettings(HALF_LIFE), 1.0)
-    engines = tracker(), tracker()
-    # Their clocks differ.
-    for engine, start in zip(engines, (0.0, 5000.0), strict=True):
-        engine.apply(item(ask(0, start + 1.0, 1000), Released(0, start + 1.0, 1)))
-        engine.share(cache)
-    random = Random(1)
-    for number in range(1, 201):
-        engine, start = random.choice([*zip(engines, (0.0, 5000.0), strict=True)])
-        key = random.randrange(50)
-        is_known = key in engine.reuse
-        stamp = start + 1.0 + number / 1000
-        lookup = ask(number, stamp, key, found=int(is_known), tokens=16)
-        engine.apply(item(lookup, Released(number, stamp, 1), before=number))
-    (shared,) = cache.reuse.curve.hit_ratios([50])
-    alone = [engine.reuse.curve.hit_ratios([50])[0] for engine in engines]
-
-    assert shared > max(alone)
-    assert cache.reuse.tracked <= 50
-    engines[0].apply(item(ask(999, 9.0, 7), before=500))
-    assert cache.reuse._held
-    for engine in engines:
-        engine.share(None)
-    cache.release_abandoned()
-    assert not cache.reuse._held
 
 
 def test_ends_that_never_come_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -224,42 +224,6 @@ def test_an_abort_after_output_may_be_a_stop_string() -> None:
     assert len(outcome.aborted) == 1
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_a_group_may_span_engines(late: bool) -> None:
-    """A group over several engines counts once, for the engine whose sample ended last."""
-    sample_groups = SampleGroups()
-    here, there = (
-        RequestTracker(sample_groups=sample_groups),
-        RequestTracker(sample_groups=sample_groups),
-    )
-    one: list[Event] = [
-        Queued(1, 1.0, WALL, group=7, sample=0),
-        Scheduled(1, 1.0),
-        step(1.1, 1),
-        step(1.2, 1),
-        end(1, 1.2),
-    ]
-    two: list[Event] = [
-        Queued(5, 1.0, WALL, group=7, sample=1),
-        Scheduled(5, 1.0),
-        step(1.1, 5),
-        end(5, 1.1),
-    ]
-    order = [(here, one), (there, two)]
-    for tracker, events in reversed(order) if late else order:
-        (outcome,) = [tracker.apply(RequestEvents(0, 1.2, 1, list(events)))]
-        assert [] == outcome.iteration.n_params_iter
-
-    ticks = [
-        [tracker.apply(RequestEvents(0, now, 1)).iteration for now in (7.0, 8.0)]
-        for tracker in (there, here, there)
-    ]
-
-    assert [[], [2], []] == [[n for t in both for n in t.n_params_iter] for both in ticks]
-    assert [2] == [n for t in ticks[1] for n in t.max_num_generation_tokens_iter]
-    assert {} == sample_groups.groups
-
-
 def test_the_clocks_of_two_hosts_are_never_compared() -> None:
     """A group waits by the clock of the engine whose sample ended last."""
     sample_groups = SampleGroups()
@@ -401,36 +365,6 @@ def test_adapters_are_limited_and_printable() -> None:
     assert MAX_OPEN_VALUES == len(adapters)
     assert 2 == adapters["a0", "waiting"]
     assert outcome.limited == adapters[OTHER, "waiting"] > 6
-
-
-def test_a_reported_number_of_cached_tokens_takes_precedence() -> None:
-    """A reported number of cached tokens replaces the number found at prefill, as in the engine."""
-    events: list[Event] = [
-        Queued(1, 1.0, WALL, 10),
-        Scheduled(1, 1.0),
-        step(2.0, 1, prompts=[Prompt(1, 1, 0, 9)]),
-        end(1, 2.0, cached_tokens=4),
-        Queued(2, 3.0, WALL, 10),
-        end(2, 4.0, cached_tokens=4),
-    ]
-
-    (outcome,) = play(events)
-
-    ended = outcome.iteration.finished_requests
-    assert [4, 0] == [request.num_cached_tokens for request in ended]
-
-
-def test_a_sample_without_its_first_sibling_has_no_group() -> None:
-    """Its id may only resemble a sample's, or the group's start is unknown."""
-    events: list[Event] = [
-        Queued(1, 1.0, WALL, group=7, sample=2),
-        Scheduled(1, 1.0),
-        step(2.0, 1),
-        end(1, 2.0),
-        Queued(2, 60.0),
-    ]
-
-    assert [] == play(events)[0].iteration.n_params_iter
 
 
 def test_intervals_with_an_unknown_start_are_omitted() -> None:

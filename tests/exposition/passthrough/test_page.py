@@ -223,16 +223,6 @@ def test_exemplars_and_timestamps_of_openmetrics() -> None:
     assert passing.left_out() == {"bad_line": 2}
 
 
-@pytest.mark.parametrize("text", ["1 2 3", "1  2", "1 2e3", "x", "1 # y", "1 -2", ""])
-def test_an_invalid_value_of_openmetrics_is_left_out(text: str) -> None:
-    """With a reason, as in the text format."""
-    passing = Passing()
-    passing.take(f"good 1\na {text}\n# EOF\n")
-
-    assert passing.show().endswith("untyped\ngood 1\n")
-    assert passing.left_out() == {"bad_line": 1}
-
-
 def test_timestamps_pass_through() -> None:
     """In the unit of each format, also if only some polls have one."""
     passing = Passing()
