@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporters import Start
-from pages import get, parse
 from sglang_managers import Manager
 from sidestep.catalog.prices import Prices
 from sidestep.catalog.slo import Objective, Objectives
@@ -34,7 +28,6 @@ from sidestep.protocol.request_events import Identity
 from sidestep.requests.request_log import EngineRequests
 from sidestep.requests.tenants import Tenants
 from sidestep.tracking.requests.outcomes import EndedRequest
-from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.sglang import deferred_metrics
 from sidestep_adapters.sglang import taps as sglang_taps
 from sidestep_adapters.sglang.collectors import Process
@@ -361,40 +354,6 @@ def test_an_item_with_other_labels_changes_nothing() -> None:
 
     bench.check()
     assert len(bench.ends.ended) == 1
-
-
-async def test_an_exporter_and_its_successor(start: Start, tmp_path: Path) -> None:
-    """Records are in the file, tenants on the page, and a new exporter continues both."""
-    log = tmp_path / "requests.jsonl"
-    options: dict[str, Any] = {
-        "tenants_by": "cache-salt",
-        "requests_log": str(log),
-        "state_dir": str(tmp_path / "state"),
-    }
-    own = process()
-    manager = Manager()
-    pages = []
-    for kind, tenant in (("finish", "a"), ("leave", "b")):
-        async with start(**options) as exporter:
-            run(manager, kind, tenant, 4)
-            publisher = Publisher(
-                exporter.endpoints[0], "pod/m/sglang/tokenizer", own._infos, deferred=own.deferred
-            )
-            await asyncio.to_thread(publisher.close)
-            pages.append(parse(await get(exporter.url)))
-    records = [json.loads(line) for line in log.read_text().splitlines()]
-    requests = pages[-1]["sidestep_tenant_requests"].samples
-
-    assert [(record["tenant"], record["reason"]) for record in records] == [
-        ("a", "stop"),
-        ("b", "abort"),
-    ]
-    assert {dict(labels)["tenant"]: n for (_, labels), n in requests.items()} == {
-        "a": 1,
-        "b": 1,
-        OTHER: 0,
-    }
-    assert sum(requests.values()) == sum(pages[-1]["sglang:num_requests"].samples.values())
 
 
 def stages(*times: float | None, preempted: float = 0.0) -> SglangRequest:

@@ -274,19 +274,6 @@ def test_the_endpoint_picker_clears_the_adapters_of_an_idle_pod() -> None:
     assert picked == endpoint_picker(page, "vllm")
 
 
-def test_the_slots_of_an_engine_without_adapters_count() -> None:
-    """An engine that has made no step yet has no series of its own."""
-    fed = ranks("core_lora", [0.0, 0.55])
-    info = [info for _, infos, _ in _renamed("core_lora", 1.0, "0") for info in infos]
-    fed.intake.registry.register(info[0])
-    alone = endpoint_picker(one_rank(0.55), "vllm")
-
-    picked = endpoint_picker(pod_page(fed.intake.registry), "vllm")
-
-    assert picked.active == alone.active != frozenset()
-    assert picked.room == 2 * alone.room > 0
-
-
 def one_rank(share: float) -> str:
     """Return the pod page of one engine."""
     return pod_page(ranks("core_lora", [share]).intake.registry)

@@ -327,7 +327,7 @@ class Attacker:
         return [encode([head, plain])]
 
 
-EXAMPLES = int(os.environ.get("HOSTILE_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("HOSTILE_EXAMPLES", "16"))
 STREAMS = st.sampled_from(["one", "two"])
 
 

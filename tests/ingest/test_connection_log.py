@@ -6,26 +6,20 @@ import asyncio
 import json
 import logging
 
-import msgspec
 import pytest
 
 from exporters import Start, until
 from intakes import Fed
 from peers import count, publisher
 from sidestep.app import run
-from sidestep.engines.items import encode_item
-from sidestep.engines.vllm.wire import VllmStep
 from sidestep.protocol import sender
 from sidestep.protocol.limits import VERSION, printable
 from sidestep.protocol.messages import (
     VERSIONS,
-    Batch,
     Bye,
     EngineInfo,
-    FromSender,
     Heartbeat,
     Hello,
-    encode,
 )
 from sidestep.telemetry.logs import _Json
 
@@ -203,39 +197,6 @@ def test_an_unprintable_text_is_named(field: str, caplog: pytest.LogCaptureFixtu
     assert "; give it another name (of a model: --served-model-name)" in line
     assert "SIDESTEP_NAMESPACE" not in line
     assert fed.rejected == {("not_printable",): 1}
-
-
-HELLO = Hello(VERSION, "s", 1, 1, 1, [ENGINE])
-TOO_LONG = Hello(VERSION, "s", 1, 1, 1, [EngineInfo("e", "vllm", {"model_name": "m" * 300})])
-REFUSED: dict[str, list[FromSender | bytes]] = {
-    "connection 73: bad_schema: ": [b"nonsense"],
-    "stream s: bad_schema: ": [HELLO, b"nonsense"],
-    "stream s: bad_schema: Expected `str` of length <= 256 - at labels of engine 0": [TOO_LONG],
-    "an item of stream s: bad_item: ": [HELLO, Batch(1, 1, [msgspec.Raw(b"\xc0")])],
-    "an item of stream s: unknown_engine": [
-        HELLO, Batch(1, 1, [msgspec.Raw(encode_item(VllmStep(7, 1.0, 1.0)))]),
-    ],
-    "an item of stream s: too_big: 300005 bytes": [
-        HELLO, Batch(1, 1, [msgspec.Raw(msgspec.msgpack.encode(b"x" * 300_000))]),
-    ],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("line", REFUSED)
-def test_each_refusal_names_its_sender(line: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A frame, a Hello and an item."""
-    fed = Fed()
-    for message in REFUSED[line]:
-        frame = message if isinstance(message, bytes) else encode(message)
-        fed.intake.accept(b"s", [frame], 0.0)
-        while fed.intake.busy:
-            fed.intake.work()
-    (found,) = [text for text in texts(caplog) if text.startswith("refused")]
-
-    assert found.startswith(f"refused {line}")
-    ((reason, last),) = fed.intake.refusals.items()
-    assert f"refused {last}" == found.partition("; ")[0]
-    assert fed.rejected == {(reason,): 1}
 
 
 async def test_a_sender_of_another_protocol_is_seen_at_both_ends(

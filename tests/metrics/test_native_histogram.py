@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -202,41 +201,3 @@ def test_schema_is_set_by_operator_then_catalogue_then_default() -> None:
     assert native.histogram(BOUNDS, "inter_token_latency").schema == 4
     assert native.histogram(BOUNDS, "reuses").schema == 3
     assert native.histogram(BOUNDS, "").created == 7.0
-
-
-OPERATIONS: list[Callable[[NativeHistogram, list[float]], object]] = [
-    lambda one, values: [one.observe(value) for value in values],
-    lambda one, values: one.observe_many([*values]),
-    lambda one, values: one.observe_run(values[0], len(values)),
-    lambda one, values: one.observe_weighted([(value, 2) for value in values]),
-    lambda one, values: one.merge(observed(values)),
-    lambda one, _: one.add([1] * len(one.counts), 1.0),
-]
-
-
-def exposed(histogram: NativeHistogram) -> tuple[object, ...]:
-    """Return a copy of everything that a page exposes of ``histogram``."""
-    return (
-        histogram.bounds,
-        [*histogram.counts],
-        histogram.sum,
-        histogram.schema,
-        histogram.zeros,
-        dict(histogram.buckets),
-    )
-
-
-@given(st.lists(st.tuples(st.sampled_from(OPERATIONS), st.lists(counted, min_size=1, max_size=8))))
-def test_a_copy_is_unaffected_by_later_observations(
-    some: list[tuple[Callable[[NativeHistogram, list[float]], object], list[float]]],
-) -> None:
-    """The histogram itself counts all of them."""
-    histogram, plain = NativeHistogram(BOUNDS), NativeHistogram(BOUNDS)
-    copies: list[tuple[NativeHistogram, tuple[object, ...]]] = []
-    for change, values in some:
-        copies.append((histogram.copy(), exposed(histogram)))
-        change(histogram, values)
-        change(plain, values)
-
-    assert all(exposed(found) == then for found, then in copies)
-    assert exposed(histogram) == exposed(plain)

@@ -195,31 +195,6 @@ def cut(count: int, *, reason: str = "abort") -> RequestRecord:
     return record
 
 
-@pytest.mark.parametrize(
-    ("count", "expected"),
-    [
-        (1, [("queue", 1.25, 4.0)]),
-        (2, [("queue", 1.25, 1.5), ("prefill", 1.5, 4.0)]),
-        (3, [("queue", 1.25, 1.5), ("prefill", 1.5, 2.0), ("decode", 2.0, 2.0)]),
-    ],
-)
-def test_the_phase_in_which_a_request_was_aborted(
-    count: int, expected: list[tuple[str, float, float]]
-) -> None:
-    """The phase lasts until the end; the request is an error."""
-    request, *phases = spans_of(cut(count))
-    begin = int(WALL) * 10**9
-    times = [
-        (p.name, (p.start_time_unix_nano - begin) * NANO, (p.end_time_unix_nano - begin) * NANO)
-        for p in phases
-    ]
-    assert [name for name, *_ in times] == [name for name, *_ in expected]
-    assert [t[1:] for t in times] == [pytest.approx(t[1:]) for t in expected]
-    assert request.status == Status(code=Status.STATUS_CODE_ERROR, message="abort")
-    assert values(request.attributes)["error.type"] == "abort"
-    assert "gen_ai.response.finish_reasons" not in values(request.attributes)
-
-
 @given(
     st.fixed_dictionaries(dict.fromkeys(TIMES, st.none() | st.floats(0, 1e15))),
     st.none() | st.floats(0, 1e15),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,7 +13,6 @@ from hypothesis import strategies as st
 
 from exporters import Start
 from pages import get, parse
-from promtool import assert_query, needs_promtool
 from replays import replay
 from schedulers import Scheduler, actions
 from sidestep.catalog.prices import Price, Prices
@@ -259,61 +256,3 @@ async def test_other_settings_after_a_restart(
         assert sum(again.values()) == sum(before.values()) == own
     else:
         assert again == {}
-
-
-@needs_promtool
-def test_what_prometheus_sees_when_tenants_change(tmp_path: Path) -> None:
-    """Only the series of a tenant that returns is reset, and nothing counts twice at any scrape.
-
-    The increase of ``__other__`` alone has all that tenants had when they moved there; the increase of
-    the engine less that of the shown tenants has not.
-    """
-    bench = Bench(limit=2)
-    life = [("ask", 1, 1), ("schedule", 0, 0), ("step", 0, 1), ("finish", 0, 0)]
-    phases = ["aab"] * 6 + ["ccd"] * 24 + ["bba"] * 60
-    events = with_tenants(Scheduler().run(life * 3 * len(phases)), "".join(phases))
-    scrapes: list[dict[str, float]] = []
-    totals: list[float] = []
-    (total,) = bench.engine.layout.find("vllm:generation_tokens_total").slots
-    for start in range(0, len(events), len(life) * 3):
-        bench.apply(*events[start : start + len(life) * 3])
-        scrapes.append(bench.children("generation_tokens"))
-        totals.append(float(bench.engine.values[total] or 0))
-    names = sorted({name for scrape in scrapes for name in scrape})
-    family = "sidestep_tenant_generation_tokens_total"
-    series = {
-        f'{family}{{tenant="{name}"}}': " ".join(
-            str(now[name]) if name in now else "stale" if name in before else "_"
-            for before, now in pairwise([{}, *scrapes])
-        )
-        for name in names
-    }
-    series["vllm:generation_tokens_total"] = " ".join(map(str, totals))
-    end = f"{15 * (len(scrapes) - 1)}s"
-
-    def check(expr: str, wanted: Mapping[str, float]) -> None:
-        assert_query(tmp_path, series, expr, wanted, at=end)
-
-    returned = {
-        name: sum(
-            name in one
-            and min(other.get(name, math.inf) for other in scrapes[: at + 1]) < math.inf
-            and name not in scrapes[at]
-            for at, one in enumerate(scrapes[1:])
-        )
-        for name in names
-    }
-    assert sum(returned.values()) > 0
-    check(
-        f"max_over_time(abs(sum({family}) - sum(vllm:generation_tokens_total))[{end}:15s])",
-        {"{}": 0},
-    )
-    check(
-        f"resets({family}[{end}])",
-        {f'{{tenant="{name}"}}': count for name, count in returned.items()},
-    )
-    shown = f'sum(increase({family}{{tenant!="__other__"}}[{end}]))'
-    whole = f"sum(increase(vllm:generation_tokens_total[{end}]))"
-    other = f'sum(increase({family}{{tenant="__other__"}}[{end}]))'
-    check(f"({shown} + {other} > bool 1.1 * {whole})", {"{}": 1})
-    check(f"({whole} - {shown} >= bool 0) * ({whole} - {shown} < bool {other})", {"{}": 1})

@@ -96,28 +96,6 @@ def test_group_that_ended_on_another_engine_is_counted_after_a_restart() -> None
         assert group_counts(exporter) == ["1", "0"]
 
 
-@pytest.mark.parametrize("is_lost", [False, True])
-def test_group_that_waits_for_another_engine_waits_after_a_restart(is_lost: bool) -> None:
-    """A sample that arrives in time completes the group; one that arrives later belongs to no group."""
-    fed = Fed()
-    for name in "ab":
-        labels = {"engine": name, "model_name": "m"}
-        fed.send_hello(name, [EngineInfo(name, "vllm", labels, features=["engine_core"])])
-        fed.items(name, [encode_item(RequestEvents(0, 0.5, 1, [], 0.5))])
-    asked = [Queued(number, 1.0, 1.0, group=7, sample=number) for number in range(2)]
-    fed.items("a", [encode_item(RequestEvents(0, 2.0, 1, [asked[0], Finished(0, 2.0, 2.0, 0)]))])
-    fed = fed.restarted(fed.snapshot())
-    fed.items("a", [encode_item(RequestEvents(0, 100.0 if is_lost else 50.0, 1, [], 50.0))])
-    fed = fed.restarted(fed.snapshot())
-    fed.items("b", [encode_item(RequestEvents(0, 1.5, 1, [asked[1], Finished(1, 1.5, 1.5, 0)]))])
-    for name in "ab" * 2:
-        fed.items(name, [encode_item(RequestEvents(0, 101.0, 1, [], 101.0))])
-
-    unknown = 'sidestep_untracked_requests_total{engine="a",model_name="m",reason="samples"}'
-    assert group_counts(fed) == ["0" if is_lost else "1", "0"]
-    assert f"{unknown} {int(is_lost)}\n" in fed.page
-
-
 def test_tokens_of_a_hand_over_are_left_out_after_a_restart() -> None:
     """The engine that continues the request counts them."""
     fed = Fed()

@@ -6,16 +6,12 @@ import math
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from random import Random
-from typing import NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from simulated_engines import NO_OUTPUT, SCHEDULE, WEDGES, Core, Profile, Request, Verdict, watch
-
-HOURS = 6
-GPU = Profile(0.05, 4e-5, 1e-6, 8192, 256, 6.0, preempted=0.001, load=6.0)
 
 # The seed draws a whole run: shrinking it would say nothing.
 seeds = st.integers(0, 2**32)
@@ -37,24 +33,6 @@ def test_a_wedge_is_a_stall_in_time(wedge: str, seed: int, is_warm: bool) -> Non
     assert wedged_run(seed, wedge, is_warm=is_warm) is None
 
 
-def test_hours_without_a_stall() -> None:
-    """Hours of bursts, long prompts, idle times, restarts and sleep have no stall."""
-    random = Random(1)
-    core = Core(GPU, random, bursts(random, HOURS * 3600.0, longest=100_000))
-    found = false_alarms(
-        watch(
-            core,
-            HOURS * 3600.0,
-            front_ends=1,
-            restarts=[(3600.0, 90.0), (3 * 3600.0, 90.0)],
-            sleeps=[(hour * 3600.0 + 600, 1200.0) for hour in (2, 4)],
-            pauses=[(hour * 3600.0 + 1800, 4.0) for hour in range(HOURS)],
-        )
-    )
-    assert not found
-    assert core.steps > 2000
-
-
 def poisson(
     random: Random,
     rate: float,
@@ -71,18 +49,6 @@ def poisson(
         until = now + random.uniform(0, blocked) if random.random() < 0.02 else 0.0
         tokens = int(prompt ** random.random()) + 1
         yield Request(now, tokens, random.randrange(1, output), until, random.randrange(front_ends))
-
-
-def bursts(random: Random, seconds: float, longest: int) -> Iterator[Request]:
-    """Yield bursts of requests between pauses of seconds to hours, some with long prompts."""
-    now = 0.0
-    while (now := now + random.choice((10, 100, 600, 5000)) * random.random()) < seconds:
-        prompt = random.choice((100, 2000, longest))
-        for _ in range(random.choice((1, 3, 20)) if prompt < longest else 2):
-            now += random.expovariate(2.0)
-            tokens = random.randint(prompt // 10, prompt)
-            until = now + random.uniform(0, 60) if random.random() < 0.02 else 0.0
-            yield Request(now, tokens, random.randrange(1, 400), until)
 
 
 def false_alarms(verdicts: Iterable[Verdict]) -> list[Verdict]:
