@@ -84,6 +84,9 @@ def top(
 @click.option("--engine-page", "pages", multiple=True, metavar="URL|FILE",
               help="Check a metrics page, of an engine or an exporter; with --dashboard or --rules,"
                    " compare the queries with it. Repeatable.")
+@click.option("--bundle", default="", metavar="FILE",
+              help="Write the findings and the exporters' own pages, settings and last log lines to this"
+                   " .tar.gz, for a report of a bug.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--fail-on", type=click.Choice(SEVERITIES), default="error", show_default=True,
               help="Exit with 1 if there is a finding of this severity or a higher one; with 2 for"
@@ -98,6 +101,7 @@ def doctor(
     dashboards: tuple[str, ...],
     rules: tuple[str, ...],
     pages: tuple[str, ...],
+    bundle: str,
     as_json: bool,
     fail_on: Severity,
     **access: Any,
@@ -120,7 +124,9 @@ def doctor(
         rules=rules,
         pages=pages,
     )
-    return asyncio.run(run(sources, Access(**access), as_json=as_json, fail_on=fail_on))
+    return asyncio.run(
+        run(sources, Access(**access), as_json=as_json, fail_on=fail_on, archive=bundle)
+    )
 
 
 @click.command(

@@ -20,6 +20,7 @@ RESOURCES = (
     "keda.yaml",
     "keda-saturation.yaml",
     "podmonitor.yaml",
+    "servicemonitor.yaml",
 )
 FAMILIES = {row.name for dialect in DIALECTS.values() for row in dialect.rows}
 PORT = template()["initContainers"][1]["ports"][0]
@@ -63,6 +64,8 @@ def test_resources_are_valid(tmp_path: Path) -> None:
         "HorizontalPodAutoscaler",
         "PodMonitor",
         "ScaledObject",
+        "Service",
+        "ServiceMonitor",
     }
 
 
@@ -147,11 +150,15 @@ def test_autoscalers_use_the_adapters_metrics() -> None:
 
 
 def test_scrapers_use_the_sidecars_port() -> None:
-    """Monitor, scrape configuration and endpoint picker use the sidecar's port."""
-    (monitor,) = resources(text("podmonitor.yaml"))
+    """Monitors, scrape configuration and endpoint picker use the sidecar's port."""
+    files = ("podmonitor", "servicemonitor", "podmonitoring", "vmpodscrape")
+    monitors = [each for file in files for each in resources(text(f"{file}.yaml"))]
+    fields = "podMetricsEndpoints", "endpoints", "ports"
+    ports = [each["spec"][name] for each in monitors for name in fields if name in each["spec"]]
     (picker,) = resources(text("endpoint-picker.yaml"))
     parameters = picker["plugins"][0]["parameters"]
 
-    assert monitor["spec"]["podMetricsEndpoints"][0]["port"] == PORT["name"]
+    assert {port[0].get("targetPort", port[0]["port"]) for port in ports} == {PORT["name"]}
+    assert len(ports) == len(monitors)
     assert f"regex: {PORT['name']}," in text("prometheus.yml")
     assert (parameters["path"], parameters["port"]) == ("/metrics/pod", PORT["containerPort"])

@@ -22,11 +22,13 @@ from publishers_of_one import publisher, step
 from reporting_processes import WORKING, process
 from sidestep.app.exporter import Exporter
 from sidestep.diagnosis.own_checks import COUNTERS, EXPECTED, Installation, OwnChecks
+from sidestep.engines.vllm.wire import SchedulerStats, VllmStep
 from sidestep.exposition.live.view import LiveView
 from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import (
     CORE,
     FRONT_END_STATS,
+    Bye,
     EngineInfo,
     Heartbeat,
     Hello,
@@ -34,7 +36,7 @@ from sidestep.protocol.messages import (
 from sidestep.telemetry.rows import BY_NAME
 from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_tools.web_client.access import Access
-from socket_peers import connect
+from socket_peers import batch, connect
 
 
 async def findings(exporter: Exporter) -> dict[str, dict[str, Any]]:
@@ -214,6 +216,22 @@ async def test_a_stalled_engine(start: Start) -> None:
         url = exporter.url.removesuffix("/metrics") + path
         async with aiohttp.ClientSession() as session, session.get(url) as answer:
             assert await answer.text() == "no stack: engine ns/m/0 is stalled\n"
+
+
+async def test_no_engine_that_serves(start: Start) -> None:
+    """All have said goodbye; one that is not asked for numbers counts as well."""
+    async with start(web_disable_ui=True) as exporter, connect(exporter) as peer:
+        await peer.send_hello(engines=2)
+        await peer.send(batch(1, *(VllmStep(n, 1.0, 1.0, SchedulerStats()) for n in range(2))))
+        await until(lambda: exporter.intake.items == 2)
+        await peer.send(Bye(1, 2))
+
+        async def has_found() -> bool:
+            # Until the Bye is processed, the engines start.
+            finding = await found(exporter, "SD140")
+            return finding["text"] == "2 engines have stopped"
+
+        await until(has_found)
 
 
 async def test_a_subscription_is_not_connected(start: Start) -> None:

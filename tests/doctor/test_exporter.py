@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tarfile
 import time
 from email.utils import formatdate
 from pathlib import Path
@@ -40,6 +41,26 @@ async def test_a_good_exporter(start: Start, tmp_path: Path) -> None:
         done = await doctor(exporter.url)
     assert done.stdout == f"checked {exporter.url}: nothing is wrong\n"
     assert (done.returncode, done.stderr) == (0, "")
+
+
+async def test_a_support_bundle(start: Start, tmp_path: Path) -> None:
+    """It has the findings, each exporter's pages, its settings without secrets, and its log."""
+    file = tmp_path / "bundle.tar.gz"
+    secret = "https://tenant.example/v1?key=abc"
+    async with start(scrape=[secret]) as exporter:
+        done = await doctor(exporter.url, "http://127.0.0.1:1", "--bundle", str(file))
+        one_line(
+            await doctor("--bundle", "/no/such/file"), 2, "--bundle /no/such/file: No such file"
+        )
+    assert done.returncode == 2
+    with tarfile.open(file) as archive:
+        found = {each.name: archive.extractfile(each).read() for each in archive}  # type: ignore[union-attr]
+
+    assert json.loads(found["report.json"])["checked"][0] == exporter.url
+    assert b"sidestep_build_info{" in found["exporter-1/metrics.txt"]
+    assert b"scrape https://" in found["exporter-1/debug.txt"]
+    assert found["exporter-2/live.json"].startswith(b"cannot connect")
+    assert not [name for name, text in found.items() if b"key=abc" in text]
 
 
 async def test_exit_codes(start: Start) -> None:

@@ -73,3 +73,26 @@ def own_address() -> str:
         except OSError:
             pytest.skip("this machine has no network")
         return str(found.getsockname()[0])
+
+
+@pytest.mark.parametrize(
+    ("config", "status"), [("", 403), (f"basic_auth_users: {{alice: {HASH}}}\n", 200)]
+)
+async def test_the_debug_page_needs_a_login_over_a_network(
+    config: str, status: int, start: Start, tmp_path: Path
+) -> None:
+    """Over loopback it needs none: settings and stacks are no secrets to a process of the pod."""
+    file = tmp_path / "web.yml"
+    file.write_text(config)
+    flags = {"web_listen_address": ["0.0.0.0:0"], "web_config_file": str(file)}
+    async with start(**flags) as exporter, aiohttp.ClientSession() as session:
+        url = exporter.url.removesuffix("/metrics") + "/-/debug"
+        login = user("alice", "sesame")
+        answer = await session.get(url, headers=login)
+        assert answer.status == 200
+        text = await answer.text()
+        answer = await session.get(url.replace("127.0.0.1", own_address()), headers=login)
+        assert answer.status == status
+
+    for line in ("== settings", f"web.config.file {file}", "MainThread:", "Stack for <Task"):
+        assert line in text

@@ -437,7 +437,9 @@ async def test_the_curve_of_an_engine_that_sends_lookups(start: Start, browser: 
     """Its details have the hit ratio by size and what follows of it; all engines as one have none."""
     info = EngineInfo("ns/m/0", "vllm", {"engine": "0", "model_name": "m"})
     other = EngineInfo("ns/m/1", "vllm", {"engine": "1", "model_name": "m"})
-    async with start(kv_sample_rate="1") as exporter, opened(browser, base(exporter)) as page:
+    # Where no time lines are kept, none are requested.
+    flags = {"kv_sample_rate": "1", "web_disable_timeline": True}
+    async with start(**flags) as exporter, opened(browser, base(exporter)) as page:
         publisher = Publisher(exporter.endpoints[0], "s", [info, other])
         await until(lambda: publisher.connected, 10, "the connection")
         cache = await asyncio.to_thread(serve, publisher)

@@ -20,7 +20,7 @@ from sidestep import __version__
 from sidestep.config.engine_settings import default_endpoint, temporary_directory
 from sidestep.config.parsing import exporter_endpoint
 from sidestep.config.setting import Setting
-from sidestep.config.settings import CONFIG_FILE, SETTINGS, given, read
+from sidestep.config.settings import CONFIG_FILE, SETTINGS, read
 from sidestep.config.variables import TOPICS
 from sidestep.errors import ConfigError, SidestepError
 from sidestep.protocol.limits import escape
@@ -133,7 +133,7 @@ def serve(*, check: bool, **flags: Any) -> None:
     if check:
         # An exporter that does not run has read the files that settings name.
         Exporter(config)
-        click.echo("\n".join(given(flags, os.environ)) or "every setting has its default")
+        click.echo("\n".join(config.given) or "every setting has its default")
         return
     logs.set_up(config.log_level, config.log_format)
     run(run_exporter(config, lambda: read(flags, os.environ)))

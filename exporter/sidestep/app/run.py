@@ -125,6 +125,7 @@ async def _serving(
         exporter.intake.health,
         checks,
         view=exporter.config.web_default_view,
+        settings=lambda: exporter.config.given,
         live=None if exporter.config.web_disable_ui else live,
         timelines=None if exporter.config.web_disable_timeline else Timelines(exporter.intake),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ class Config(OutputSettings, EngineSettings):
     buckets: Mapping[str, Bounds] = dataclasses.field(default_factory=dict)
     schemas: Mapping[str, int] = dataclasses.field(default_factory=dict)
     shown_buckets: Mapping[str, Bounds] = dataclasses.field(default_factory=dict)
+    given: Sequence[str] = dataclasses.field(default=(), compare=False)
+    """A line for each setting without its default: the value without secrets, and where it is set."""
 
     @property
     def has_sources(self) -> bool:
@@ -53,7 +55,7 @@ class Config(OutputSettings, EngineSettings):
         applied = [f"{s.flag} {_text(values[s.key])}" for s in changed if s.adjustable]
         pending = [s.flag for s in changed if not s.adjustable]
         pending += [key for key in TABLES if getattr(self, key) != getattr(new, key)]
-        return dataclasses.replace(self, **values), applied, pending
+        return dataclasses.replace(self, **values, given=new.given), applied, pending
 
 
 def _text(value: object) -> str:
@@ -86,26 +88,22 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
             raise ConfigError(
                 f"{file_name}: {key.rstrip('.')} is not a setting; see sidestep serve --help"
             )
-    values = {
-        setting.key: _parsed(setting, *_find(setting, flags, environ, file, file_name))
-        for setting in SETTINGS
-    }
-    config = Config(**values, **tables)
+    settings = {s: _find(s, flags, environ, file, file_name) for s in SETTINGS}
+    values = {setting.key: _parsed(setting, *each) for setting, each in settings.items()}
+    given = [*_given(settings)]
+    given += [
+        f"{key} of {', '.join(table)} ({file_name})" for key, table in tables.items() if table
+    ]
+    config = Config(**values, **tables, given=given)
     _check(config)
     return config
 
 
-def given(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield a line for each setting that does not have its default: the value, and where it is set."""
-    file_name, file, tables = _file(flags, environ)
-    for setting in SETTINGS:
-        value, origin = _find(setting, flags, environ, file, file_name)
+def _given(settings: Mapping[Setting, tuple[Any, str]]) -> Iterator[str]:
+    for setting, (value, origin) in settings.items():
         if not origin.startswith(DEFAULT):
             values = value if isinstance(value, list | tuple) else [value]
             yield f"{setting.flag} {', '.join(map(setting.shown, values))} ({origin})"
-    yield from (
-        f"{key} of {', '.join(table)} ({file_name})" for key, table in tables.items() if table
-    )
 
 
 def _file(

@@ -13,7 +13,9 @@ from aiohttp import HttpVersion10, HttpVersion11, web
 
 from sidestep.http.auth import Busy, PasswordVerifier, credentials
 from sidestep.http.connection import Limits, serving
+from sidestep.http.debug_page import PATH as DEBUG_PATH
 from sidestep.http.responses import PIECE, PartsResponse
+from sidestep.http.tls import CLIENT_AUTH
 from sidestep.http.web_config import RateLimit, WebConfig
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import SelfMetrics
@@ -39,11 +41,16 @@ def is_expected(request: web.Request, allowed: Collection[str]) -> bool:
         host = host.partition(":")[0].rstrip(".")
     if "." not in host or host.endswith(".localhost") or host in allowed or _address(host):
         return True
+    return not is_local(request)
+
+
+def is_local(request: web.Request) -> bool:
+    """Return whether a request has come over loopback, from this machine or pod."""
     assert request.transport is not None
     own = request.transport.get_extra_info("sockname")
     address = _address(own[0].partition("%")[0]) if isinstance(own, tuple) else None
     mapped = getattr(address, "ipv4_mapped", None) or address
-    return mapped is None or not mapped.is_loopback
+    return mapped is not None and mapped.is_loopback
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
@@ -178,7 +185,7 @@ class RequestGuard:
             self._deny("rate_limit", request)
             return _refused(429, "Too Many Requests", {})
         if self._passwords is None:
-            return self._check_host(request)
+            return self._check_host(request) or self._check_debug(request)
         given = credentials(request.headers.get("Authorization", ""))
         if given is None:
             self._deny("no_password", request)
@@ -200,6 +207,15 @@ class RequestGuard:
         host = request.headers.get("Host", "")
         self._limited.warning("host", "refused the host %.100r: %s", host, ADVICE)
         return _refused(421, f"Misdirected Request: {ADVICE}", {})
+
+    def _check_debug(self, request: web.Request) -> web.StreamResponse | None:
+        tls = self._config.tls
+        has_login = tls is not None and tls.client_auth == CLIENT_AUTH[-1]
+        if request.path != DEBUG_PATH or has_login or is_local(request):
+            return None
+        return _refused(
+            403, "Forbidden: only over loopback, or with a login (--web.config.file)", {}
+        )
 
     def _deny(self, reason: str, request: web.Request) -> None:
         self._metrics.add("sidestep_auth_denied_total", 1, reason)

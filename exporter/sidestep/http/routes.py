@@ -21,6 +21,8 @@ from sidestep.exposition.negotiation import CONTENT_TYPES, negotiate
 from sidestep.exposition.pages import Pages
 from sidestep.exposition.renders import Body
 from sidestep.exposition.timeline import MAX_MINUTES, Timelines
+from sidestep.http.debug_page import PATH as DEBUG_PATH
+from sidestep.http.debug_page import debug_page
 from sidestep.http.openapi import openapi
 from sidestep.http.request_guard import Handler
 from sidestep.http.responses import PartsResponse
@@ -53,6 +55,7 @@ def application(endpoints: Endpoints, path: str) -> web.Application:
         ("/api/v1/doctor", endpoints.doctor, "What is wrong (JSON)"),
         ("/-/healthy", endpoints.healthy, "Health"),
         ("/-/ready", endpoints.ready, "Readiness"),
+        (DEBUG_PATH, endpoints.debug, ""),
         ("/-/engines", endpoints.engines_health, "Health of the engines (JSON)"),
         # The identity of an engine can contain slashes.
         ("/-/engines/{engine:.+}", endpoints.engine_health, ""),
@@ -101,6 +104,7 @@ class Endpoints:
     Args:
         view: View of the metrics page if the request names none.
         live: What the live page shows; None: there is no live page.
+        settings: Returns lines on settings that do not have their default.
         timelines: Recent steps and requests; None: none are kept.
     """
 
@@ -112,6 +116,7 @@ class Endpoints:
         checks: OwnChecks,
         *,
         view: str,
+        settings: Callable[[], Iterable[str]],
         live: LiveView | None = None,
         timelines: Timelines | None = None,
     ) -> None:
@@ -120,6 +125,7 @@ class Endpoints:
         self._health = health
         self._checks = checks
         self._view = view
+        self._settings = settings
         self.live_view = live
         self.timelines = timelines
 
@@ -240,6 +246,10 @@ class Endpoints:
         if body is None:
             raise web.HTTPNotFound(text="no such engine; /api/v1/engines lists all\n")
         return await _response(body, request)
+
+    async def debug(self, _: web.Request) -> web.StreamResponse:
+        """Return the exporter's own state: settings, tasks, threads and last log lines."""
+        return web.Response(text=debug_page(self._settings()))
 
     async def healthy(self, _: web.Request) -> web.StreamResponse:
         """Return 200: the event loop runs."""

@@ -6,6 +6,7 @@ import logging
 import math
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from typing import Any
@@ -58,15 +59,31 @@ def _rfc3339(seconds: float) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+class _Recent(logging.Handler):
+    """Keeps the last lines in memory, for the debug page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: deque[str] = deque(maxlen=200)
+        self.setFormatter(_Text())
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the line."""
+        self.lines.append(self.format(record))
+
+
+recent = _Recent()
+
+
 def set_up(level: str, form: str) -> None:
-    """Send this process's log lines to standard error."""
+    """Send this process's log lines to standard error, and keep the last ones."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json() if form == "json" else _Text())
     if logging.lastResort is not None:  # what other packages log
         logging.lastResort.setFormatter(handler.formatter)
     for name in PACKAGES:
         logger = logging.getLogger(name)
-        logger.handlers = [handler]
+        logger.handlers = [handler, recent]
         logger.propagate = False
     set_level(level)
 

@@ -12,7 +12,7 @@ import msgspec
 
 from sidestep import __version__
 from sidestep.diagnosis.finding import SEVERITIES, Finding, Severity, sort_findings
-from sidestep_tools.doctor import endpoint, engine_page, environment, exporter
+from sidestep_tools.doctor import bundle, endpoint, engine_page, environment, exporter
 from sidestep_tools.doctor.engine_page import Page
 from sidestep_tools.doctor.manifests import checks as manifests
 from sidestep_tools.doctor.queries import check as queries
@@ -71,17 +71,21 @@ class Sources(NamedTuple):
     pages: tuple[str, ...] = ()
 
 
-async def run(sources: Sources, access: Access, *, as_json: bool, fail_on: Severity) -> int:
+async def run(
+    sources: Sources, access: Access, *, as_json: bool, fail_on: Severity, archive: str = ""
+) -> int:
     """Check the sources, or the exporter on this machine without any, and print the findings.
 
-    Returns the exit status.
+    Returns the exit status. ``archive`` is the file of a support bundle; empty: none is written.
     """
     if not any(sources):
         sources = Sources(exporters=(LOCAL_EXPORTER,))
     async with access.with_password().session() as session:
         found = await _check(sources, session)
-    checked = [str(source) for group in sources for source in group]
-    report = Report(version=__version__, checked=checked, findings=sort_findings(found))
+        checked = [str(source) for group in sources for source in group]
+        report = Report(version=__version__, checked=checked, findings=sort_findings(found))
+        if archive:
+            await bundle.write(archive, session, sources.exporters, msgspec.json.encode(report))
     if as_json:
         show_json(report)
     else:

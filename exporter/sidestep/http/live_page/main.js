@@ -22,6 +22,8 @@ const SLOWEST = 3;
 // Two polls without an answer.
 const STALE = 3 * LIVE_INTERVAL;
 const CHOSEN = "#engine=";
+// The exporter links it unless it keeps no time lines.
+const HAS_TIMELINES = document.querySelector('a[href="api/v1/timeline"]') !== null;
 
 let chosen = null;
 let live = null;
@@ -157,7 +159,7 @@ const histories = poll(
 );
 const curves = poll(() => query("api/v1/kv/curve?"), CURVE_INTERVAL, answer => curve.show(answer.engines[0] ?? null), () => curve.show(null));
 const requests = poll(
-  () => query(`api/v1/timeline?slowest=${SLOWEST}&`),
+  () => (HAS_TIMELINES ? query(`api/v1/timeline?slowest=${SLOWEST}&`) : null),
   REQUESTS_INTERVAL,
   answer => showRequests(answer.engines[0]?.requests ?? []),
   () => showRequests([]),
