@@ -19,7 +19,6 @@ import pytest
 import tomllib
 from tests.engines.toy_engine.dialect import DIALECT
 from tests.engines.toy_engine.wire import ToyStep
-from tools import docs
 
 from exporter_processes import process
 from exporters import until
@@ -165,22 +164,6 @@ async def test_its_page_has_its_own_families_and_the_common_ones(tmp_path: Path)
     assert sample(page, slo, result="bad", slo="ttft") == 2
     ttft = page["gen_ai_server_time_to_first_token_seconds"].samples
     assert max(ttft.values()) == 10.1
-
-
-def test_its_documents_are_generated() -> None:
-    """Its families, its column of the common names, and its families of objectives."""
-    families = docs.dialect_text(DIALECT)
-    common = docs.common(WITH_TOY)
-
-    assert "## The engine's own" in families
-    for row in DIALECT.rows:
-        assert row.name in docs.OBJECTIVES or f"| `{row.name}` | {row.kind} |" in families
-    assert "| From toy |" in common
-    assert re.search(
-        r"^\| `sidestep_requests_running` .* \| `running` \| sum \|$", common, re.MULTILINE
-    )
-    assert re.search(r"^\| `sidestep_preemptions_total` .* \| - \| sum \|$", common, re.MULTILINE)
-    assert "`toy:first_token_seconds` |" in docs.objectives(WITH_TOY)
 
 
 def test_names_and_tags_of_dialects_are_unique() -> None:

@@ -292,19 +292,6 @@ def test_one_front_end_folds(make: Callable[..., World]) -> None:
     world.check()
 
 
-def test_slices_are_one_step(make: Callable[..., World]) -> None:
-    """A step whose output went to several front ends has one number of tokens."""
-    world = make(1, 3)
-    names = [name for process in range(3) for name in world.add(process, 0)]
-    for some in (names, names, names[1:2]):
-        world.step(0, some)
-        world.check()
-
-    page = samples(world.fed.page)
-    family = 'vllm:iteration_tokens_total_bucket{engine="0",model_name="m",le="%s"}'
-    assert [page[family % le] for le in ("1.0", "8.0")] == [1, 3]
-
-
 @pytest.mark.parametrize(("queued", "known"), [(GROUP_TIMEOUT * 20, 2), (QUEUE_TIMEOUT + 1, 1)])
 def test_a_sample_that_is_queued_for_long(
     make: Callable[..., World], queued: float, known: int

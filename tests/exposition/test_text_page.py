@@ -19,12 +19,12 @@ from pages import parse
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.dialects import DIALECTS
 from sidestep.exposition import json_format, own_families
-from sidestep.exposition.engine_values import EngineCopier, copied
+from sidestep.exposition.engine_values import copied
 from sidestep.exposition.family_series import collected
 from sidestep.exposition.negotiation import Format
 from sidestep.exposition.own_families import own_values
 from sidestep.exposition.protobuf_page import encode_samples
-from sidestep.exposition.text_page import TextPage, render
+from sidestep.exposition.text_page import render
 from sidestep.http.responses import PIECE
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.messages import EngineInfo
@@ -56,29 +56,6 @@ def fleet(engines: int) -> Registry:
             engine.histogram(slot).observe(number / 7)
         registry.touch(engine)
     return registry
-
-
-def test_text_of_unchanged_engines_is_reused() -> None:
-    """An unchanged page consists of the same objects; after one engine changed, most of them are."""
-    registry = fleet(200)
-    copier, texts = EngineCopier(registry), TextPage()
-
-    def series() -> list[bytes]:
-        """Return the text of all series, without headers."""
-        return [text for text in texts.write(copier.copy()) if not text.startswith(b"#")]
-
-    first, again = series(), series()
-    assert all(one is other for one, other in zip(first, again, strict=True))
-
-    engine = registry.engines["e3"]
-    (slot,) = LAYOUTS["vllm"].find("vllm:e2e_request_latency_seconds").slots
-    engine.histogram(slot).observe(0.5)
-    registry.touch(engine)
-    after = series()
-    written = [text for old, text in zip(first, after, strict=True) if old is not text]
-
-    assert written
-    assert sum(map(len, written)) < sum(map(len, after)) / 20
 
 
 def test_the_exporters_own_families_equal_those_of_prometheus_client() -> None:

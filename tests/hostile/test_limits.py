@@ -35,7 +35,6 @@ from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import (
     COUNT_LIMIT,
     MAX_ENGINES_PER_STREAM,
-    MAX_LABEL_CHARS,
     MAX_OBSERVATIONS,
 )
 from sidestep.protocol.messages import Aggregate, Bye, EngineInfo, Heartbeat
@@ -325,19 +324,6 @@ def test_counts_over_64_bits_are_exposed_and_saved(fed: Fed) -> None:
 
 
 # Items.
-
-
-def test_a_long_label_of_lora_adapters_is_restored(fed: Fed) -> None:
-    """All adapters in use are one label value, which may exceed the limit on others."""
-    names = {f"adapter-{n:03}": 1 for n in range(60)}
-    stats = SchedulerStats(running_lora_adapters=names, waiting_lora_adapters={"a\nb": 2})
-    fed.items("s", [encode_item(VllmStep(0, 3.0, 3.0, stats))])
-    line = next(x for x in fed.page.splitlines() if x.startswith("vllm:lora_requests_info"))
-    other = fed.restarted(fed.snapshot())
-
-    assert len(line) > MAX_LABEL_CHARS
-    assert 'waiting_lora_adapters="__other__"' in line
-    assert line in other.page
 
 
 REFUSED = {

@@ -52,28 +52,6 @@ async def test_a_slow_request_is_closed(tmp_path: Path, part: bytes, before: int
         assert site.connections == 0
 
 
-async def test_an_idle_connection_stays_open_for_the_next_request(tmp_path: Path) -> None:
-    """An idle connection outlives a request deadline and is closed silently at its own."""
-    limits = Limits(
-        request_seconds=0.2, response_seconds=0.2, idle_seconds=1.0, check_interval=0.05
-    )
-    async with front(tmp_path, limits=limits) as site:
-        reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
-        loop = asyncio.get_running_loop()
-        for _ in range(2):
-            writer.write(REQUEST)
-            await reader.readuntil(b"short\n")
-            resting = loop.time() + 0.5
-            while loop.time() < resting:
-                await asyncio.sleep(0.05)
-            assert not reader.at_eof()
-        async with asyncio.timeout(10):
-            assert await reader.read() == b""
-        writer.close()
-
-        assert site.refused("slow") == 0
-
-
 @pytest.mark.parametrize(
     "data",
     [

@@ -116,26 +116,6 @@ def test_every_way_to_observe_counts_once(
     assert counts == expected(everything, **thresholds)
 
 
-@given(st.lists(st.floats(0.0, 20.0)), st.floats(0.1, 15.0) | st.sampled_from([0.5, 1.0, 10.0]))
-def test_bucket_that_the_threshold_divides_is_undecided(
-    found: list[float], threshold: float
-) -> None:
-    """If the threshold is a bound, all observations are decided."""
-    histogram = Histogram((0.5, 1.0, 10.0))
-    histogram.observe_many([*found])
-    requests: dict[tuple[str, ...], int | float] = {}
-    undecided: dict[tuple[str, ...], int | float] = {}
-    slo_counter = SloCounter(requests, undecided, [Limit("a", threshold)])
-    slo_counter.count_buckets(histogram.bounds, histogram.counts)
-    slo_counter.count_buckets(histogram.bounds, histogram.counts, ["a"])
-    exact = expected(found, a=threshold)
-
-    assert requests["good", "a"] <= exact["a", "good"]
-    assert requests["bad", "a"] <= exact["a", "bad"]
-    assert sum((*requests.values(), *undecided.values())) == len(found)
-    assert threshold not in histogram.bounds or not undecided
-
-
 @given(st.data())
 def test_counters_are_exact_over_folding_and_restarts(data: st.DataObject) -> None:
     """Observations arrive directly, folded or buffered, and processes restart."""

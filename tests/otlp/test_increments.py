@@ -50,14 +50,6 @@ def test_an_increment_begins_where_the_last_one_ended() -> None:
     assert increment(found, 16.0, 400) == Series({"a": "b"}, 4.0, 200)
 
 
-def test_a_counter_of_unknown_age_begins_with_its_next_increment() -> None:
-    """Another exporter may have counted for years."""
-    found = Increments(KINDS, None)
-    assert increment(found, 1e9, 100, start=0) is None
-    found.commit()
-    assert increment(found, 1e9 + 1, 200, start=0) == Series({"a": "b"}, 1.0, 100)
-
-
 @pytest.mark.parametrize(
     ("before", "now"),
     [

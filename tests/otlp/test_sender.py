@@ -227,25 +227,6 @@ async def test_refusals_are_counted_and_logged_once(
     ]
 
 
-async def close(request: web.Request) -> web.StreamResponse:
-    """Close the connection without an answer."""
-    assert request.transport is not None
-    request.transport.close()
-    return web.Response()
-
-
-@pytest.mark.usefixtures("_impatient")
-@pytest.mark.parametrize(("answer", "status"), [(close, "connection"), (hang, "timeout")])
-async def test_an_answer_that_does_not_come(answer: Answer, status: str) -> None:
-    """A request takes a bounded time, and is counted."""
-    async with pushing() as (made, found):
-        found.answer = answer
-        await made.sender.push()
-        found.answer = None
-
-    assert made.requests() == {status: 1}
-
-
 async def test_ingest_goes_on_while_a_receiver_hangs(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

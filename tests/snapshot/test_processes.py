@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import resource
 import shutil
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -112,22 +111,6 @@ async def test_nothing_is_lost_or_duplicated_or_decreases(
         assert count == 20 * pushed
         assert value(page, "sidestep_lost_items") == 0
     assert publisher.dropped == 0
-
-
-async def test_suspended_exporter_continues(tmp_path: Path, publisher: Publisher) -> None:
-    """The sender waits, reconnects, and nothing is applied twice."""
-    async with process(tmp_path) as (exporter, url):
-        for _ in range(200):
-            publisher.push(item())
-        await until(lambda: publisher.drained)
-        exporter.send_signal(signal.SIGSTOP)
-        for _ in range(300):
-            publisher.push(item())
-        await until(lambda: publisher.held_bytes > 0 and not publisher.connected)
-        exporter.send_signal(signal.SIGCONT)
-        await until(lambda: publisher.drained, timeout=20)
-
-        assert value(await get(url), TOKENS) == 500
 
 
 async def test_pages_are_served_while_snapshots_fail(

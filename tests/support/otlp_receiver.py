@@ -159,8 +159,6 @@ def points_of(metric: Metric) -> Iterable[Any]:
     return points
 
 
-
-
 def attributes(found: Iterable[KeyValue]) -> dict[str, str]:
     """Return attributes as a dictionary."""
     return {one.key: one.value.string_value for one in found}

@@ -367,30 +367,6 @@ def test_adapters_are_limited_and_printable() -> None:
     assert outcome.limited == adapters[OTHER, "waiting"] > 6
 
 
-def test_intervals_with_an_unknown_start_are_omitted() -> None:
-    """Tokens and the end count; queue, prefill, TTFT and decode are omitted."""
-    events: list[Event] = [
-        step(3.0, 1),
-        step(4.0, 1),
-        end(1, 4.0, generation_tokens=9, prompt_tokens=5),
-    ]
-
-    (outcome,) = play(events)
-
-    (request,) = outcome.iteration.finished_requests
-    assert [1.0] == outcome.iteration.inter_token_latencies_iter
-    assert outcome.iteration.num_generation_tokens == 2
-    assert (9, 5, LENGTH) == (
-        request.num_generation_tokens,
-        request.num_prompt_tokens,
-        request.finish_reason,
-    )
-    unknown = (request.queued_time, request.prefill_time, request.decode_time, request.e2e_latency)
-    assert (None,) * 4 == unknown
-    assert [] == outcome.iteration.time_to_first_tokens_iter
-    assert {"unknown": 1} == outcome.untracked
-
-
 def test_alive_events_name_the_requests_in_flight() -> None:
     """A waiting request has intervals from its scheduling on, a running one has none."""
     events: list[Event] = [

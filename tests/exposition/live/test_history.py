@@ -387,20 +387,3 @@ def test_gauges_of_an_engine_that_is_gone_are_not_known() -> None:
     assert (row.running, row.kv_cache_usage) == (None, None)
     assert row.state == "unreachable"
     assert row.last_seen == pytest.approx(fed.now + 999, abs=1.0)
-
-
-def test_a_model_of_triton_has_the_requests_that_ended() -> None:
-    """Those that succeeded and those that failed; Triton reports nothing else of a row."""
-    fed = Viewed()
-    fed.send_hello("s", [EngineInfo("t", "triton", {"model": "resnet", "version": "1"})])
-    engine = fed.intake.registry.engines["t"]
-    for number in range(2):
-        for name in ("nv_inference_request_success", "sidestep_triton_failed_requests_total"):
-            engine.values[engine.layout.find(name).slots[0]] = 7 + 2 * number
-        fed.round()
-    (row,) = fed.live.engines
-
-    assert (row.model, row.finished, row.aborted, row.running) == ("resnet", 4, None, None)
-    # Without other engines Triton's models are all there is.
-    assert fed.live.total is not None
-    assert fed.live.total.finished == 4

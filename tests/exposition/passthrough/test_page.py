@@ -171,15 +171,6 @@ def test_an_endless_page_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             Passing().take(line * ((1 << 20) // len(line) + 1))
 
 
-def test_the_number_of_families_is_limited() -> None:
-    """Further families are left out and counted."""
-    passing = Passing()
-    passing.take("".join(f'f{number}{{a="{n}"}} 1\n' for number in range(1001) for n in "ab"))
-
-    assert passing.left_out() == {"over_limit": 2}
-    assert passing.show().count("# TYPE ") == 1000
-
-
 @pytest.mark.parametrize("name", ENGINES)
 def test_a_page_in_openmetrics_is_read_as_the_one_in_text(name: str) -> None:
     """Samples and types are equal; OpenMetrics has no type for counters without ``_total``."""
