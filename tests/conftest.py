@@ -55,7 +55,6 @@ SLOW = (
     "otlp/test_grpc.py",
     "otlp/test_increments.py",
     "requests/test_front_end_records.py",
-    "telemetry/test_self_metrics.py",
     "top/test_app.py",
     "tracking/test_health_model.py",
     "tracking/test_kv_blocks.py",

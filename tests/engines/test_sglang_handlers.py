@@ -210,9 +210,6 @@ def test_old_names_have_the_same_children(old: str, name: str) -> None:
     assert old not in render(Bench(TOKENIZER).registry).decode()
 
 
-# What feeds another family besides.
-
-
 # Snapshots and folding.
 
 counts = st.integers(0, COUNT_LIMIT)

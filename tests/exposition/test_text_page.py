@@ -1,4 +1,4 @@
-"""Text pages and their cache, the same values as JSON, and the parts in which a page is sent."""
+"""The exporter's own families as text, engines' values as JSON, and the parts in which a page is sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP views, dropped labels, family filters and thinned buckets."""
+"""HTTP views, family filters, the cardinality report, and errors for invalid settings of pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The exporter with a web configuration: as a command, and scraped by Prometheus."""
+"""The exporter with a web configuration, read by a client and scraped by Prometheus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lookups of engines: reasons of misses, lost history, shared caches and limits."""
+"""Lookups of engines: reasons of misses, lost history and limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The history: its memory, changed bounds, engines that come and go, and small slices."""
+"""The history: its memory, changed bounds, and engines that come and go."""
 
 from __future__ import annotations
 
