@@ -270,6 +270,8 @@ class Soak:
                 engine = self._living.pop(number)
             # What it pushed since the comparison is on its way.
             engine.publisher.close(LAST)
+            if not engine.publisher.drained:
+                self.differences.append(f"the last items of engine {number} were not taken")
             self._ended += engine.requests
             self._names.append(number)
 

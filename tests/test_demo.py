@@ -37,7 +37,7 @@ from sidestep_adapters.recording.replay import Replay
 FIXED = ("--web.listen-address", "127.0.0.1:0")
 ONCE = ("demo", "--once", "--speed", "max", *FIXED)
 ABORTS = 'engine="vllm-aborts"'
-TOTALS = "records 10839  vLLM: prompt tokens 76588  generated tokens 11518"
+TOTALS = "records 10017  vLLM: prompt tokens 100908  generated tokens 11490"
 
 
 def test_each_run_is_played_once() -> None:

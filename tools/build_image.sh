@@ -19,14 +19,15 @@ if [ ! -e "$rootfs" ]; then
         bookworm "$rootfs.new.tar" >"$storage/mmdebstrap.log" 2>&1
     mv "$rootfs.new.tar" "$rootfs"
 fi
+stored() {
+    buildah --root "$storage/root" --runroot "$storage/run" --storage-driver vfs "$@"
+}
 build() {
-    buildah --root "$storage/root" --runroot "$storage/run" --storage-driver vfs \
-        bud --isolation chroot --pull-never --quiet --timestamp "$SOURCE_DATE_EPOCH" "$@" >/dev/null
+    stored bud --isolation chroot --pull-never --quiet --timestamp "$SOURCE_DATE_EPOCH" "$@" >/dev/null
 }
 base=localhost/sidestep-base image=localhost/sidestep
 printf 'FROM scratch\nADD base.tar /\n' >"$storage/Dockerfile"
-[ -e "$storage/base.made" ] || build --file "$storage/Dockerfile" --tag "$base" "$storage"
-touch "$storage/base.made"
+stored inspect --type image "$base" >/dev/null 2>&1 || build --file "$storage/Dockerfile" --tag "$base" "$storage"
 # The certificates that this host trusts, while pip runs.
 certificates=/etc/ssl/certs/ca-certificates.crt
 build --build-arg BASE="$base" --build-arg REVISION="$(git -C "$here" rev-parse HEAD)" \

@@ -26,6 +26,7 @@ from sidestep.catalog.row import Alias, Computed, Constant, FeedsFrom, Handler, 
 from sidestep.catalog.tuning import CAUSES
 from sidestep.config.settings import CONFIG_FILE, SETTINGS
 from sidestep.config.variables import TOPICS
+from sidestep.diagnosis import own_codes
 from sidestep.engines import common_names
 from sidestep.engines.dialect import Dialect
 from sidestep.engines.dialects import DIALECTS
@@ -33,8 +34,10 @@ from sidestep.engines.vllm.own_rows import TAPPED
 from sidestep.protocol import receiver
 from sidestep.protocol.stream import StreamState
 from sidestep.telemetry.rows import ROWS as SELF_ROWS
-from sidestep_tools.doctor.codes import SECTIONS
+from sidestep_tools.doctor import endpoint, engine_page, environment, exporter
 from sidestep_tools.doctor.environment import ENGINES
+from sidestep_tools.doctor.manifests import checks as manifests
+from sidestep_tools.doctor.queries import codes as queries
 from sidestep_tools.run import SHUTDOWN_TIMEOUT_SINCE, STATISTICS_SINCE
 
 ROOT = Path(__file__).parents[1]
@@ -47,6 +50,25 @@ TEXTS = [
     ROOT / "benchmarks" / "README.md",
     *sorted(DOCS.glob("**/*.md")),
 ]
+# fmt: off
+DOCTOR = (
+    ("An engine's environment", environment.CODES,
+        "`python -m sidestep doctor --environment`, with the engine's Python and variables, such as in its container. The endpoint of `SIDESTEP_ENDPOINT` is checked as below. Options of command lines (SD021 to SD026) are checked in manifests."),
+    ("An exporter, by itself", own_codes.CODES,
+        "`sidestep doctor URL`, `/api/v1/doctor`, or the live page. Counters are findings if they have increased within the last hour."),
+    ("An exporter, from outside", exporter.CODES,
+        "`sidestep doctor URL`: the address of an exporter's page."),
+    ("An ingest endpoint", endpoint.CODES,
+        "`sidestep doctor --endpoint ENDPOINT`: by a connection as an engine makes it, with the keys of `SIDESTEP_SERVER_KEY` and `SIDESTEP_CLIENT_KEY`."),
+    ("A metrics page", engine_page.CODES,
+        "`sidestep doctor --engine-page URL|FILE`: the page of an engine, or of an exporter, as Prometheus scrapes it. With several, also whether an engine is on two of them."),
+    ("Kubernetes manifests", manifests.CODES,
+        "`sidestep doctor --manifest FILE|DIR|-`: rendered manifests, or those of a cluster. Resources without pods are ignored. Variables and options of engines have the codes of an engine's environment."),
+    ("Dashboards and rule files", queries.CODES,
+        "`sidestep doctor --dashboard FILE --rules FILE`: files of Grafana, Perses or Prometheus, also in ConfigMaps and operators' objects. Metrics are compared with the catalogue, or with the metrics pages of `--engine-page URL|FILE`."),
+)
+"""Headings, codes, and the commands that look for them, in Markdown."""
+# fmt: on
 PERFORMANCE = "docs/performance.md"
 END = "<!-- until here. -->\n"
 LOOP = "The loop of vLLM's API server: what statistics cost it"
@@ -479,12 +501,12 @@ def doctor() -> str:
     """Return docs/doctor.md from its introduction and the codes."""
     path = DOCS / "doctor.md"
     text = ""
-    for title, codes, usage in SECTIONS:
+    for title, codes, usage in DOCTOR:
         text += f"## {title}\n\n{usage}\n\n"
         for code in codes:
             text += f"### {code.code}\n\n**{code.title}** ({code.severity}).\n"
             text += f"{code.cause}\n\n*Mend:* {code.remedy}\n\n"
-    return written(path, "exporter/sidestep_tools/doctor/codes.py", text)
+    return written(path, "tools/docs.py", text)
 
 
 def compatibility() -> str:

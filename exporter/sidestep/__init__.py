@@ -1,3 +1,3 @@
 """Metrics of LLM inference engines, taken off the engine's own loop."""
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"

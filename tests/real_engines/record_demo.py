@@ -44,8 +44,6 @@ COUNTS = (
     "sglang:generation_tokens",
     "sglang:num_requests",
 )
-SAMPLES_EVERY = 10.0
-"""Seconds between two samples of the processes that are kept."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,20 +182,16 @@ async def record(runs: Runs, home: Path) -> None:
 
 
 def store(whole: Path, cut: Path, begun: float, ended: float) -> None:
-    """Copy what was sent between two times, what describes the processes before, and few of their samples."""
-    writer, latest = Writer(cut), -SAMPLES_EVERY
+    """Copy what was sent between two times, and what describes the processes before."""
+    writer = Writer(cut)
     for entry in read(whole):
         if entry.at > ended:
             break
-        if isinstance(entry, Items):
-            items = [(raw, DIALECTS.decode(raw)) for raw in entry.items]
-            if entry.at < begun:
-                kept: tuple[type, ...] = (Samples, VllmSleep)
-            elif entry.at >= latest + SAMPLES_EVERY:
-                kept, latest = (object,), entry.at
-            else:
-                kept = tuple({type(item) for _, item in items} - {Samples})
-            entry.items = [raw for raw, item in items if isinstance(item, kept)]
+        if isinstance(entry, Items) and entry.at < begun:
+            described = Samples, VllmSleep
+            entry.items = [
+                raw for raw in entry.items if isinstance(DIALECTS.decode(raw), described)
+            ]
         entry.at = max(entry.at - begun, 0.0)
         if not isinstance(entry, Items) or entry.items:
             writer.write(entry)

@@ -433,13 +433,13 @@ def test_a_wrong_argument_is_one_line(arguments: list[str], code: int, message: 
 
 MADE_WRONG = {
     "vllm-full": ["slots"],
-    "vllm-hangs": ["front_end_in"],
-    "vllm-aborts": ["front_end_in"],
+    "vllm-hangs": [],
+    "vllm-aborts": [],
     "vllm-lora": ["lora"],
     "vllm-cache": ["kv_blocks"],
-    "sglang": ["front_end_in"],
+    "sglang": [],
 }
-"""Causes by run of the demo. Those with a light load were recorded on a busy machine."""
+"""Causes by run of the demo; the others have a light load."""
 
 
 @pytest.mark.parametrize("run", MADE_WRONG)
@@ -452,4 +452,6 @@ async def test_it_names_what_was_made_wrong_in_the_demos_runs(run: str) -> None:
     assert [each["cause"] for each in engine["causes"]] == MADE_WRONG[run]
     assert engine["requests"] >= 20
     assert ("\naborts: " in text) == (run == "vllm-aborts")
-    assert ("nothing binds" in text) == (not MADE_WRONG[run])
+    assert ("nothing binds" in text) == (not MADE_WRONG[run] and run != "sglang")
+    # SGLang tells the limits of its steps, but not those of a single one.
+    assert ("not seen: limits" in text) == (run == "sglang")

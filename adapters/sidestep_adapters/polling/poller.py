@@ -116,6 +116,8 @@ class Poller:
     async def _run(self, before: asyncio.Task[None] | None) -> None:
         if before is not None:
             await asyncio.wait((before,))
+        # A cancelled task keeps its frames, with what it had read of a body and with the task before it.
+        del before
         try:
             while True:
                 started = time.monotonic()

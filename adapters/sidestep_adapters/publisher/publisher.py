@@ -317,7 +317,7 @@ class Publisher:
             )
 
     def _finish(self) -> None:
-        """Drain until the deadline while the exporter answers, then send a Bye."""
+        """Drain until the deadline if an exporter has ever answered, then send a Bye."""
         if self.refused:
             log.warning("sidestep: sending has stopped: %s", self._sender.complaint)
             self._queue.close()
@@ -326,12 +326,17 @@ class Publisher:
             self._queue.entries.append(self._periodic_items)
         self._encode()
         connect_deadline = min(time.monotonic() + CONNECT_TIMEOUT, self._deadline)
-        while time.monotonic() < (self._deadline if self.connected else connect_deadline):
+        # An exporter that has answered may have closed all connections, and takes the rest soon.
+        while time.monotonic() < (
+            connect_deadline if self._sender.boot is None else self._deadline
+        ):
             self._connect()
             self._pump()
             if self._sender.drained or self.refused:
                 break
             time.sleep(0.005)
+        if self._sender.boot is not None and not self._sender.drained:
+            self._warn("the exporter at %s has not taken the last items", self._endpoint)
         if self.connected and self._link.send(self._sender.bye("closed")):
             # The exporter's answer confirms the Bye.
             self._link.wait(self._deadline - time.monotonic())

@@ -26,8 +26,11 @@ from sidestep_tools.why.timeline import (
 
 MIN_SECONDS = 0.1
 """Least time that a cause takes of one request in twenty to be named."""
-MIN_E2E, MIN_TTFT = 0.1, 0.25
-"""Least share of all requests' time, or of their time to first token, that a cause takes to be named."""
+MIN_E2E, MIN_TTFT = 0.1, 0.4
+"""Least share of all requests' time, or of their time to first token, that a cause takes to be named.
+
+The front end of a small model that is well takes up to a third of the time to first token.
+"""
 OF_TOP = 1 / 3
 """Share of the largest cause's time below which others are not named: they may be its consequences."""
 MAX_GAP = 1.0

@@ -19,7 +19,7 @@ from sidestep.app.exporter import Exporter
 from sidestep.metrics.computed_gauges import scalar
 from sidestep.protocol.messages import EngineInfo
 from sidestep_adapters.publisher import publisher as push
-from sidestep_adapters.publisher.publisher import FLUSH_INTERVAL, Publisher
+from sidestep_adapters.publisher.publisher import CONNECT_TIMEOUT, FLUSH_INTERVAL, Publisher
 from sidestep_adapters.publisher.queue import (
     FLUSH_RECORDS,
     MAX_INTERVALS,
@@ -70,6 +70,21 @@ async def test_a_restarted_exporter_gets_new_items(start: Start) -> None:
     async with start() as exporter:
         await until(lambda: generated(exporter) == 5, timeout=20)
         await asyncio.to_thread(one.close)
+
+
+async def test_the_rest_is_sent_to_an_exporter_that_returns_during_the_end(start: Start) -> None:
+    """An exporter that is restarted, or closes all connections, takes the rest within the timeout."""
+    async with start() as exporter:
+        one = publisher(exporter.endpoints[0])
+        await until(lambda: one.connected)
+    for _ in range(100):
+        one.push(step())
+    begun = time.monotonic()
+    closing = asyncio.create_task(asyncio.to_thread(one.close, 30.0))
+    await until(lambda: one.queued == 0 and time.monotonic() > begun + 2 * CONNECT_TIMEOUT)
+    async with start() as exporter:
+        await closing
+        assert generated(exporter) == 100
 
 
 async def test_the_exporters_sample_rate_is_received_and_updated(start: Start) -> None:
