@@ -229,7 +229,7 @@ async def test_no_engine_that_serves(start: Start) -> None:
         async def has_found() -> bool:
             # Until the Bye is processed, the engines start.
             finding = await found(exporter, "SD140")
-            return finding["text"] == "2 engines have stopped"
+            return bool(finding["text"] == "2 engines have stopped")
 
         await until(has_found)
 
