@@ -224,6 +224,11 @@ def test_longer_steps_are_load() -> None:
     assert saturation.ratio == pytest.approx(0.75, abs=0.005)
 
 
+def test_requests_that_wait_take_all_places() -> None:
+    """The estimate does not depend on what limits the batch."""
+    assert after(200, waiting=1).ratio == 1.0
+
+
 def test_a_stopped_engine_with_a_queue_is_saturated() -> None:
     """Nothing runs and everything waits."""
     saturation = after(300)
