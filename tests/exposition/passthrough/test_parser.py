@@ -109,11 +109,11 @@ HOSTILE = [
 @pytest.mark.parametrize("line", HOSTILE, ids=range(len(HOSTILE)))
 def test_no_line_takes_long(line: bytes) -> None:
     """Quadratic backtracking would take seconds."""
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(WireError):
         _ = parse_comment(line) or parse_value(line[parse_head(line).end :])
 
-    assert time.perf_counter() - started < 0.05
+    assert time.process_time() - started < 0.05
 
 
 @given(st.binary(max_size=60) | st.text('a1{}="\\n#, .eE+-', max_size=30).map(str.encode))
