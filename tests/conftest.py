@@ -55,12 +55,10 @@ SLOW = (
     "otlp/test_grpc.py",
     "otlp/test_increments.py",
     "requests/test_front_end_records.py",
-    "telemetry/test_self_metrics.py",
     "top/test_app.py",
     "tracking/test_health_model.py",
     "tracking/test_kv_blocks.py",
     "tracking/test_reuse.py",
-    "tracking/test_reuse_mutants.py",
     "tracking/test_shortage.py",
     "transport/test_link.py",
 )

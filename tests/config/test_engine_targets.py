@@ -29,16 +29,6 @@ def test_a_server_has_a_kind_and_options() -> None:
     )
 
 
-def test_a_kind_checks_its_options() -> None:
-    """An unknown one is named without its value, and so is one that is given twice."""
-    assert parse(f"x={URL},model=a").known("model") == {"model": "a"}
-    with pytest.raises(ValueError, match="'modle' is no option; known are model=, interval=") as e:
-        parse(f"x={URL},modle=s3cret").known("model")
-    assert "s3cret" not in str(e.value)
-    with pytest.raises(ValueError, match="model= is given twice"):
-        parse(f"x={URL},model=a,model=b").known("model")
-
-
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [

@@ -29,17 +29,6 @@ def test_the_path_is_added_to_a_url_without_one(given: str, url: str) -> None:
     assert read({"otlp_endpoint": given}, {}).otlp_endpoint == url
 
 
-def test_signals_have_receivers_of_their_own() -> None:
-    """A base URL gets the path of the signal."""
-    traces = {"otlp_traces_endpoint": URL}
-    config = read({**traces, "otlp_logs_endpoint": "http://loki:3100/otlp/v1/logs"}, {})
-
-    assert config.otlp_endpoint == ""
-    assert config.otlp_traces_endpoint == f"{URL}/v1/traces"
-    assert config.otlp_logs_endpoint == "http://loki:3100/otlp/v1/logs"
-    assert read({"otlp_logs_endpoint": URL}, {}).otlp_logs_endpoint == f"{URL}/v1/logs"
-
-
 def test_a_condition_without_an_output_is_refused() -> None:
     """It would have no effect."""
     with pytest.raises(ConfigError, match=r"requires --requests\.log, --otlp\.traces-endpoint"):

@@ -83,12 +83,6 @@ def test_invalid_files(tmp_path: Path, text: str, error: str) -> None:
     assert error in str(found.value)
 
 
-def test_a_model_has_one_price() -> None:
-    """Two lines for one model contradict each other."""
-    with pytest.raises(ConfigError, match="llama is given twice"):
-        read({"prices_model": ("llama,input=1,output=1", "llama,input=2,output=1")}, {})
-
-
 def test_a_reload_names_the_prices() -> None:
     """They can change while the exporter runs."""
     config = read({"prices_model": ("llama,input=0.5,cached=0.05,output=1.5",)}, {})

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidestep.config.scrape_targets import MAX_TARGETS, Form, Header, Target, parse, target
+from sidestep.config.scrape_targets import MAX_TARGETS, Header, Target, parse
 from sidestep.config.settings import read
 from sidestep.errors import ConfigError
 
@@ -47,17 +47,6 @@ def test_nothing_but_the_url_is_needed() -> None:
     assert parse("http://HOST:8002") == Target("http://host:8002/metrics", 1.0, 60.0)
     assert parse("https://[::1]/a/B?c=d#e").url == "https://[::1]/a/B?c=d"
     assert parse(URL).keepalive is False
-
-
-def test_a_flag_can_have_its_own_form() -> None:
-    """A form has options and reserved labels; the common options stay the same."""
-    form = Form(options=("model", "metrics"), reserved=frozenset({"m"}))
-
-    found, own = target("http://host:8001/,model=a,metrics=https://host,ca=/ca.pem", form)
-    assert (found.url, found.ca) == ("http://host:8001/", "/ca.pem")
-    assert own == {"model": "a", "metrics": "https://host"}
-    with pytest.raises(ValueError, match="'m' cannot be a label"):
-        target("http://host:8001,label.m=a", form)
 
 
 WRONG = [
@@ -156,11 +145,6 @@ def test_two_targets_that_differ_in_the_query_have_one_name() -> None:
     with pytest.raises(ConfigError, match=r"^scrape: .*\?\*\*\* is given twice") as error:
         read({"scrape": (f"{URL}?token=s3cret",) * 2}, {})
     assert "s3cret" not in str(error.value)
-
-
-def test_the_repr_of_a_target_has_no_secret() -> None:
-    """Values of headers are left out."""
-    assert "s3cret" not in repr(parse(f"{URL},header.Authorization=s3cret"))
 
 
 @given(st.text(max_size=60) | st.text(",=-.:/@0129ab", max_size=40).map(lambda end: URL + end))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -160,13 +159,6 @@ def test_an_absent_switch_does_not_override_variable_or_file(tmp_path: Path) -> 
     assert settings("--config.file", str(file)) == (True, True)
     assert settings(SIDESTEP_METRICS_LEGACY="true") == (True, False)
     assert settings("--kv.scale-samples", SIDESTEP_KV_SCALE_SAMPLES="false") == (False, True)
-
-
-def test_several_listen_addresses() -> None:
-    """A host can be empty for all addresses, or an IPv6 address in brackets."""
-    flags: dict[str, Any] = {"web_listen_address": (":9000", "[::1]:9001", "10.0.0.1:9002")}
-
-    assert read(flags, {}).web_listen_address == (("", 9000), ("::1", 9001), ("10.0.0.1", 9002))
 
 
 @pytest.mark.parametrize(("count", "fits"), [(50, True), (255, False), (400, False)])

@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidestep.config.settings import read
 from sidestep.config.subscriptions import MAX_RANKS, Subscription, parse
-from sidestep.errors import ConfigError
 
 KV = "kv-events=tcp://host:5557"
 
@@ -84,17 +82,6 @@ def test_an_invalid_subscription_has_an_error(text: object, complaint: str) -> N
     """The text completes an error line."""
     with pytest.raises(ValueError, match=re.escape(complaint)):
         parse(text)
-
-
-def test_the_error_is_one_line_and_says_where_it_is_from() -> None:
-    """The error names the flag, the variable or the key."""
-    with pytest.raises(ConfigError, match=r"^SIDESTEP_SUBSCRIBE 'kv=1': must be KIND=ENDPOINT"):
-        read({}, {"SIDESTEP_SUBSCRIBE": "kv=1"})
-    with pytest.raises(ConfigError, match=r"kv-events tcp://host:5557 is given twice"):
-        read({"subscribe": (KV, f"{KV},model=m")}, {})
-    ports = tuple(f"load=tcp://{host}:1-100" for host in "ab")
-    with pytest.raises(ConfigError, match="no more than 128 publishers"):
-        read({"subscribe": ports}, {})
 
 
 @given(st.text(max_size=60) | st.text(",=-.:/0129ab", max_size=40).map(lambda end: f"{KV}{end}"))

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import tracemalloc
-from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from sidestep.app.cli import cli
 from sidestep.config.yaml_reader import MAX_ALIASED, MAX_NESTED, read_documents
 from sidestep.errors import ConfigError
 
@@ -53,22 +49,6 @@ def test_hostile_documents(text: str) -> None:
     finally:
         tracemalloc.stop()
     assert str(refused.value).isprintable()
-
-
-@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
-@pytest.mark.parametrize("option", ["--manifest", "--rules", "--dashboard"])
-def test_doctor_names_a_hostile_file(option: str, text: str, tmp_path: Path) -> None:
-    """Every command that reads YAML has these limits; also for YAML inside of a ConfigMap."""
-    (tmp_path / "a.yaml").write_text(text)
-    inside = {"kind": "ConfigMap", "data": {"config.yaml": f"# seriesQuery\n{text}"}}
-    (tmp_path / "b.json").write_text(json.dumps(inside))
-    done = CliRunner().invoke(
-        cli, ["doctor", option, str(tmp_path / "a.yaml"), "--manifest", str(tmp_path / "b.json")]
-    )
-
-    assert done.exception is None or isinstance(done.exception, SystemExit)
-    assert f"01 error: {tmp_path / 'a.yaml'}: " in done.output
-    assert "is not YAML" in done.output or "it is nested too deep" in done.output
 
 
 def test_aliases_of_ordinary_files_are_read() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from sidestep.engines.items import Item, encode_item
 from sidestep.engines.sglang.wire import QueueCount, SglangSchedulerStats, SglangStats
 from sidestep.errors import WireError
 from sidestep.exposition.text_page import render
-from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.registry import Registry
 from sidestep.metrics.totals_codec import decode_totals
 from sidestep.protocol.messages import EngineInfo
@@ -181,17 +179,6 @@ def test_a_clients_name_needs_both_flags(openmetrics: bool) -> None:
     assert f"# HELP {name} DEPRECATED: use the engine's own" in render(applied()).decode()
 
 
-def test_a_collector_has_only_the_families_of_its_kind() -> None:
-    """A tokenizer has no queue, a scheduler no tokens of requests."""
-    page = parse(render(applied()).decode())
-
-    def ranks(family: str) -> set[bool]:
-        return {"tp_rank" in dict(labels) for _, labels in page[family].samples}
-
-    assert ranks("gen_ai_client_token_usage") == {False}
-    assert ranks("sidestep_requests_running") == {True}
-
-
 @pytest.mark.parametrize("openmetrics", [False, True])
 def test_a_summary_has_a_sum_and_a_count(openmetrics: bool) -> None:
     """A summary has no quantiles, on the engine's page or on the exporter's."""
@@ -237,27 +224,6 @@ def page_of(registry: Registry) -> dict[str, Any]:
     return dict(parse(render(registry).decode()))
 
 
-@pytest.mark.parametrize("name", ["own", "sglang:eplb_balancedness"])
-def test_a_summary_with_bounds_is_refused(name: str) -> None:
-    """A summary has no buckets; the page stays valid."""
-    registry, applier, who = fed(**TOKENIZER)
-    reported = Family(name, "summary", [], [Sample(observations=[1.0])], "h", [1.0, 2.0])
-    with contextlib.suppress(WireError):
-        applier.apply(registry.engines[who], Samples(0, 1.0, [reported]))
-
-    assert "own" not in page_of(registry)
-
-
-def test_a_streams_family_keeps_its_labels() -> None:
-    """A Samples item that names the family first cannot remove the label medium."""
-    registry, applier, who = fed("stream", engine="0", model_name="m")
-    name = "sidestep_kv_cached_block_lifetime_seconds"
-    reported = Family(name, "histogram", [], [Sample(observations=[1.0])])
-
-    with pytest.raises(WireError, match="changed_family"):
-        applier.apply(registry.engines[who], Samples(0, 1.0, [reported]))
-
-
 def requests(count: float, *labels: str) -> Samples:
     """Return requests of a tokenizer, whose release or flags decide the labels."""
     reported = Family("sglang:num_requests_total", "counter", list(labels))
@@ -281,45 +247,6 @@ def test_a_new_process_may_send_other_labels() -> None:
     key = ("sglang:num_requests_total", tuple(sorted({**TOKENIZER, "is_streaming": "x"}.items())))
     assert page_of(registry)["sglang:num_requests"].samples == {key: 7.0}
     assert registry.quota.series == len(engine.open_families["sglang:num_requests_total"].children)
-
-
-def test_a_family_takes_the_bounds_of_a_new_hello() -> None:
-    """An engine that restarts with other buckets exposes those."""
-    registry, applier, who = fed(**TOKENIZER)
-    applier.apply(registry.engines[who], items()[0])
-    bounds = {"sglang_time_to_first_token": [1.0, 2.0]}
-    engine = registry.register(EngineInfo("e", "sglang", TOKENIZER, bounds=bounds))
-    applier.apply(engine, items()[0])
-
-    family = engine.open_families["sglang:time_to_first_token_seconds"]
-    assert family.bounds == (1.0, 2.0)
-    assert [h.counts for h in family.children.values() if isinstance(h, Histogram)] == [
-        [2, 0, 0],
-        [0, 0, 1],
-    ]
-
-
-def test_counts_by_other_bounds_are_moved() -> None:
-    """Each bucket moves by its upper bound, even if the operator has as many bounds."""
-    registry, applier, who = fed()
-    name, theirs = "sglang:eplb_gpu_physical_count", [0.0, 7.0]
-    reported = Family(name, "histogram", ["layer"], [Sample(["0"], counts=[1, 5, 0], total=35.0)])
-    reported.bounds = theirs
-    applier.apply(registry.engines[who], Samples(0, 1.0, [reported]))
-
-    (child,) = registry.engines[who].open_families[name].children.values()
-    assert isinstance(child, Histogram)
-    assert dict(zip(child.bounds, child.counts, strict=False))[7.0] == 5
-    assert sum(child.counts) == 6
-
-
-def test_an_item_cannot_add_labels_of_another_collector() -> None:
-    """A process without labels cannot imitate a tokenizer."""
-    registry, applier, who = fed()
-    with pytest.raises(WireError, match="bad_label"):
-        applier.apply(
-            registry.engines[who], requests(1, "engine_type", "is_streaming", "model_name")
-        )
 
 
 def test_an_engine_with_a_stream_keeps_its_dialect() -> None:

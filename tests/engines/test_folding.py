@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from intakes import CORE_RUNS, Fed, Step, lines, steps
 from sidestep.engines.folding import ENVELOPE, ItemFolder
 from sidestep.engines.items import encode_item
-from sidestep.engines.vllm.wire import SchedulerStats, VllmSleep, VllmStep
+from sidestep.engines.vllm.wire import VllmSleep, VllmStep
 from sidestep.metrics.engine_state import SeriesSettings
 from sidestep.metrics.histogram import Histogram, rebucket
 from sidestep.metrics.trackers import Trackers
@@ -40,8 +40,6 @@ INTERVALS = (
     "sidestep_",
 )
 """Families of requests and blocks that were in flight: folding loses these, and counts them."""
-SPREAD = ("vllm:request_params_n", "vllm:request_max_num_generation_tokens")
-"""Families of requests whose samples several engines have: each stream folds its own."""
 
 
 def fold(fed: Fed, some: list[Step], rate: float | None = None) -> None:
@@ -70,20 +68,6 @@ def test_a_folded_part_of_a_run_counts(run: str) -> None:
     assert folded.rejected == {}
     assert lines(whole.page, *INTERVALS) == lines(folded.page, *INTERVALS)
     assert "vllm:generation_tokens_total" in whole.page
-
-
-@pytest.mark.parametrize("run", CORE_RUNS)
-def test_a_whole_run_can_be_folded(run: str) -> None:
-    """No interval is cut off, so the page is the same."""
-    recorded = list(steps(run))
-    whole, folded = Fed(), Fed()
-    whole.feed(recorded)
-    fold(folded, recorded)
-
-    # An average of the last requests is not made of what was one; which requests are still
-    # in flight is not known from what was folded.
-    without = ("sidestep_untracked_requests_total", "sidestep_kv", *SPREAD)
-    assert lines(whole.page, *without) == lines(folded.page, *without)
 
 
 def events(*found: object, stamp: float = 0.0) -> bytes:
@@ -147,23 +131,6 @@ def test_time_by_limit_that_is_folded_counts() -> None:
     # The folded part knows its request from its first output on.
     assert {"slots": 3.0 + 2.0, "kv_blocks": 4.5} == found("sidestep_step_limit_seconds_total")
     assert {"slots": 7.0, "kv_blocks": 6.0} == found("sidestep_steps_total")
-
-
-def test_a_gauge_yields_to_a_newer_one_only() -> None:
-    """A newer value of another front end stands; a sleep state holds until its next report."""
-    fed = Fed()
-    fed.send_hello("other", [ENGINE])
-    newer = VllmStep(0, 6.0, 1.0, SchedulerStats(num_running_reqs=6))
-    fed.items("other", [encode_item(newer)])
-    fed.send_hello("s", [ENGINE])
-    older = VllmStep(0, 5.0, 1.0, SchedulerStats(num_running_reqs=5))
-    fed.fold("s", [encode_item(older), encode_item(VllmSleep(0, 5.0, 1, 1))])
-    (engine,) = fed.intake.registry.engines.values()
-    running = engine.layout.find("vllm:num_requests_running").slots[0]
-    sleeping = engine.layout.handled["sleep_state"].slots
-
-    assert engine.values[running] == 6
-    assert [engine.values[slot] for slot in sleeping[:3]] == [0, 1, 0]
 
 
 def test_a_folder_uses_the_exporters_bounds() -> None:

@@ -33,9 +33,7 @@ from sidestep.protocol.request_events import (
     HANDED_OVER,
     RECEIVED,
     WHOLE,
-    Alive,
     Event,
-    Finished,
     RequestEvents,
 )
 from sidestep.requests.record import RequestRecord, make_record
@@ -291,20 +289,6 @@ def test_prompts_that_are_computed_a_second_time() -> None:
     assert bench.total("sidestep_local_prefills_total") == 2
     assert bench.of(engine, "sidestep_received_prompt_tokens_total") == 33
     assert bench.of(engine, "sidestep_service_prompt_tokens_total") == 9
-
-
-def test_a_request_of_which_only_the_end_is_known() -> None:
-    """A hand-over is none of the service's, as its end says itself."""
-    bench = Bench()
-    engine = bench.engine("p")
-    end = Finished(7, 5.0, 105.0, LENGTH, 8, 1)
-    end.transfer = HANDED_OVER
-    alive = Alive(8, 5.0, 2, 104.0, 8)
-    alive.transfer = HANDED_OVER
-    bench.apply(engine, end, alive, Finished(8, 6.0, 106.0, LENGTH, 8, 1))
-
-    assert bench.total("sidestep_service_requests_total") == 0
-    assert bench.total("sidestep_handed_over_requests_total") == 2
 
 
 def test_sglang_by_role() -> None:

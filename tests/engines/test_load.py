@@ -15,14 +15,12 @@ from ramped import AHEAD, SHORT, SMALL, overload, play
 from ramps import Simulation
 from sglang_bench import SCHEDULER, family, stats
 from sglang_bench import Bench as SglangBench
-from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.sglang.wire import QueueCount
 from sidestep.engines.vllm.wire import SchedulerStats
 from sidestep.metrics.exposed_engines import GAUGES_EXPIRE_SECONDS
-from sidestep.metrics.load_inputs import BATCH, INTERVAL, LoadTracker
-from sidestep.metrics.registry import Registry
+from sidestep.metrics.load_inputs import LoadTracker
 from sidestep.metrics.saturation import Saturation
-from sidestep.protocol.messages import LIMITS, EngineInfo
+from sidestep.protocol.messages import LIMITS
 from sidestep.protocol.self_described import Sample
 from vllm_bench import Bench, step, tokens
 
@@ -85,22 +83,6 @@ def fed() -> Bench:
     return bench
 
 
-def test_an_engine_with_a_constant_queue_is_saturated(fed: Bench) -> None:
-    """Requests arrive as fast as they end."""
-    assert looked(fed, seconds=500) == 1.0
-    assert fed.value(NAME) == 1.0
-
-
-def test_an_engine_without_a_queue_is_as_saturated_as_its_slots_are_taken(fed: Bench) -> None:
-    """The engine's Hello has its slots; steps that never were shorter are no load."""
-    engine = fed.engine(info={LIMITS: {"max_running_requests": "16"}})
-    engine.feeds.streams.add(1)
-
-    assert looked(fed, seconds=200, waiting=0) == 0.25
-    assert fed.value("sidestep_max_running_requests") == 16
-    assert fed.value("sidestep_shortest_step_seconds") == 1.0
-
-
 @pytest.mark.parametrize(("most", "ratio"), [("200", 0.625), ("50", 1.0), ("", 0.25)])
 def test_steps_that_compute_all_that_they_may_are_load(fed: Bench, most: str, ratio: float) -> None:
     """The engine's Hello has the most tokens of a step; each of these generates 100."""
@@ -110,7 +92,7 @@ def test_steps_that_compute_all_that_they_may_are_load(fed: Bench, most: str, ra
     assert looked(fed, seconds=200, waiting=0) == ratio
 
 
-@pytest.mark.parametrize("most", ["", "-1", "0", "many", "9" * 30])
+@pytest.mark.parametrize("most", ["-1", "many", "9" * 30])
 def test_slots_that_are_no_number_are_unknown(fed: Bench, most: str) -> None:
     """Then only a queue and the KV cache say how full the batch is."""
     fed.engine(info={LIMITS: {"max_running_requests": most}}).feeds.streams.add(1)
@@ -147,19 +129,6 @@ def test_the_shortest_step_has_its_time(fed: Bench) -> None:
     assert 1e9 < fed.value("sidestep_shortest_step_timestamp_seconds") <= 1e9 + 50
 
 
-def test_deferred_requests_do_not_make_a_batch_full(fed: Bench) -> None:
-    """They wait for an adapter or a transfer."""
-    loads = LoadTracker(fed.registry)
-    for second in range(500):
-        scheduler = SchedulerStats(num_running_reqs=4, num_skipped_waiting_reqs=3)
-        iteration = tokens(100)
-        iteration.time_to_first_tokens_iter = [0.1] * 2
-        fed.apply(step(scheduler, iteration, stamp=second + 1.0))
-        loads.update(float(second))
-
-    assert fed.value(NAME) == 0.0
-
-
 def test_a_silent_engine_is_not_tracked(fed: Bench) -> None:
     """Without a stream nothing is learned; when gauges expire, the estimate is deleted."""
     looked(fed, seconds=500)
@@ -186,47 +155,6 @@ def test_the_estimate_of_a_restarted_engine_starts_anew(fed: Bench) -> None:
 
     assert engine.find_part(Saturation) is None
     assert fed.values(NAME) == {}
-
-
-def test_a_page_is_rendered_again_only_if_a_ratio_changed(fed: Bench) -> None:
-    """The ratio changes without items; a constant one costs no page."""
-    looked(fed, seconds=50)
-    loads, engine = LoadTracker(fed.registry), fed.engines["0"]
-    first = engine.version
-    for second in range(50, 3000):
-        loads.update(float(second))
-    before = engine.version
-    assert before > first
-    loads.update(3001.0)
-
-    assert engine.version == before
-
-
-def test_many_engines_are_updated_in_batches() -> None:
-    """Each is updated about once a second, and never all in one call."""
-    bench = Bench()
-    for number in range(3 * BATCH + 1):
-        engine = bench.engine(str(number))
-        engine.feeds.streams.add(number)
-        bench.apply(step(SchedulerStats(), tokens(1)), to=str(number))
-    loads, seen = LoadTracker(bench.registry), []
-    for _ in range(6):
-        loads.update(1.0)
-        seen.append(sum(e.find_part(Saturation) is not None for e in bench.engines.values()))
-
-    assert seen == [BATCH, 2 * BATCH, 3 * BATCH, *[3 * BATCH + 1] * 3]
-    loads.update(1.0 + INTERVAL)
-
-
-def test_triton_and_streams_have_no_ratio() -> None:
-    """They report no batch."""
-    registry = Registry(DIALECTS.layouts())
-    for dialect in ("triton", "stream"):
-        labels = dict.fromkeys(registry.layouts[dialect].required_labels, "x")
-        registry.register(EngineInfo(dialect, dialect, labels)).feeds.streams.add(1)
-    LoadTracker(registry).update(1.0)
-
-    assert [engine.find_part(Saturation) for engine in registry.engines.values()] == [None, None]
 
 
 def sglang_tick(second: int, waiting: int) -> tuple[Any, ...]:

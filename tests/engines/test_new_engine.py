@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import logging
 import os
 import re
 import subprocess
@@ -20,7 +19,6 @@ import pytest
 import tomllib
 from tests.engines.toy_engine.dialect import DIALECT
 from tests.engines.toy_engine.wire import ToyStep
-from tools import docs
 
 from exporter_processes import process
 from exporters import until
@@ -166,50 +164,6 @@ async def test_its_page_has_its_own_families_and_the_common_ones(tmp_path: Path)
     assert sample(page, slo, result="bad", slo="ttft") == 2
     ttft = page["gen_ai_server_time_to_first_token_seconds"].samples
     assert max(ttft.values()) == 10.1
-
-
-async def test_its_counters_continue_from_a_snapshot(tmp_path: Path) -> None:
-    """Another exporter restores them, and adds what the engine sends then."""
-    for expected in (10, 20):
-        async with exporter(tmp_path, state_dir=str(tmp_path / "state")) as running:
-            await send(running, STEP)
-            page = parse(await get(running.url))
-
-        assert sample(page, "toy:generated_tokens_total") == expected
-        assert sample(page, "toy:steps_total", phase="decode") == expected / 10
-
-
-async def test_it_has_a_statistics_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The exporter logs the series that the dialect names."""
-    expected = re.compile(
-        r"engine \S+, model \S+: prompt [1-9]\S* tokens/s, generation [1-9]\S* tokens/s, running 2,"
-        r" waiting 1, TTFT \S+ m?s \(p95 \S+ m?s\),"
-        r" KV cache 50\.0%(, state (starting|stopped))?"
-    )
-    with caplog.at_level(logging.INFO, "sidestep.exposition.statistics_log"):
-        async with exporter(tmp_path, log_stats_interval="0.05") as running:
-            publisher = Publisher(running.endpoints[0], "toy", [EngineInfo("e", "toy", LABELS)])
-            with closing(publisher):
-                # Rates begin once the publisher has caught up.
-                while not any(map(expected.fullmatch, caplog.messages)):
-                    publisher.push(STEP)
-                    await asyncio.sleep(0.05)
-
-
-def test_its_documents_are_generated() -> None:
-    """Its families, its column of the common names, and its families of objectives."""
-    families = docs.dialect_text(DIALECT)
-    common = docs.common(WITH_TOY)
-
-    assert "## The engine's own" in families
-    for row in DIALECT.rows:
-        assert row.name in docs.OBJECTIVES or f"| `{row.name}` | {row.kind} |" in families
-    assert "| From toy |" in common
-    assert re.search(
-        r"^\| `sidestep_requests_running` .* \| `running` \| sum \|$", common, re.MULTILINE
-    )
-    assert re.search(r"^\| `sidestep_preemptions_total` .* \| - \| sum \|$", common, re.MULTILINE)
-    assert "`toy:first_token_seconds` |" in docs.objectives(WITH_TOY)
 
 
 def test_names_and_tags_of_dialects_are_unique() -> None:

@@ -12,7 +12,7 @@ from sidestep.catalog.layout_builder import compile_layout
 from sidestep.catalog.row import ENGINE_LABELS
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialect import Dialect, Dialects
-from sidestep.engines.polled_page import PageHandlers, PolledPage, difference, resets_row
+from sidestep.engines.polled_page import PageHandlers, PolledPage, resets_row
 from sidestep.engines.row_builders import SampledRows
 from sidestep.engines.shared_rows import REFUSED_OBSERVATIONS
 from sidestep.exposition.text_page import render
@@ -134,15 +134,6 @@ def test_a_missing_series_counts_once() -> None:
     assert polled.samples()["toy:ends_total stop"] == 4
 
 
-def test_gauges_are_those_of_the_last_page() -> None:
-    """A gauge that is gone from the page is gone here."""
-    polled = Polled()
-    polled.poll(page(running={"0": 2, "1": 3}), page(running={"1": 4}))
-
-    running = {k: v for k, v in polled.samples().items() if "running" in k}
-    assert running == {"toy:running 1": 4}
-
-
 def test_an_engine_that_is_gone_continues() -> None:
     """While the server does not have it nothing is exposed, and no count is lost or doubled."""
     polled = Polled()
@@ -167,13 +158,3 @@ def test_a_snapshot_holds_the_last_page(process: int) -> None:
 
     assert later.samples()["toy:tokens_total"] == 8
     assert later.samples()["toy:ends_total stop"] == 3
-
-
-def test_unchanged_series_cost_nothing() -> None:
-    """The difference has only what changed, and the gauges."""
-    found = difference(page(5, {"stop": 2}), page(4, {"stop": 2}))
-
-    assert {f.name: len(f.samples) for f in found.families} == {
-        "toy:tokens_total": 1,
-        "toy:running": 0,
-    }

@@ -11,11 +11,9 @@ import pytest
 from sidestep.catalog.layout import exposed_names
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.catalog.row import Alias, Row, check
-from sidestep.config.triton_servers import OWN_LABELS
 from sidestep.engines.dialect import Dialect
 from sidestep.engines.dialects import DIALECTS
 from sidestep.errors import CatalogueError
-from sidestep_adapters.triton.rows import ROWS as TRITON
 
 of_each_dialect = pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
 
@@ -99,8 +97,3 @@ def test_two_rows_of_one_name_are_refused() -> None:
     """A page must not have a family twice."""
     with pytest.raises(CatalogueError, match="two rows"):
         check((BASE, BASE))
-
-
-def test_options_of_a_triton_server_exclude_labels_of_its_families() -> None:
-    """The settings cannot import the rows, so this test compares their list of labels."""
-    assert {label for row in TRITON for label in row.labels} == OWN_LABELS

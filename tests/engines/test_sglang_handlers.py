@@ -59,14 +59,6 @@ def test_priorities_over_the_limit_share_a_series() -> None:
     assert bench.registry.limited["label_values"] == 10
 
 
-def test_an_empty_priority_does_not_change_the_total() -> None:
-    """An empty priority has no series, because it would be that of the total."""
-    bench = Bench()
-    bench.apply(stats(num_queue_reqs=QueueCount(5, {"": 3})))
-
-    assert bench.samples("sglang:num_queue_reqs") == {(): 5}
-
-
 def test_routing_keys_fall_into_buckets() -> None:
     """Each is in one, above ``gt`` and up to ``le``; a report without keys changes none."""
     bench = Bench()
@@ -180,25 +172,6 @@ def test_reserved_labels_cannot_be_added(labels: list[str]) -> None:
     assert caught.value.reason == "bad_label"
 
 
-def test_a_scheduler_may_not_add_labels() -> None:
-    """Its rows name all labels."""
-    item = family("sglang:queue_time_seconds", "histogram", ["tenant"], Sample(["a"]))
-    with pytest.raises(WireError) as caught:
-        Bench().apply(item)
-
-    assert caught.value.reason == "changed_family"
-
-
-def test_an_older_release_has_fewer_labels() -> None:
-    """The row's known label values do not start at 0 then."""
-    bench = Bench()
-    name = "sglang:prefill_effective_tokens_total"
-    bench.apply(family(name, "counter", [], Sample([], 5.0)))
-
-    assert bench.samples(name) == {(): 5}
-    assert bench.typed(name)[0]["labels"] == SCHEDULER.labels
-
-
 def test_known_values_start_at_zero_with_the_first() -> None:
     """The engine starts them all with the first value."""
     bench = Bench()
@@ -235,67 +208,6 @@ def test_old_names_have_the_same_children(old: str, name: str) -> None:
         **TOKENIZER.labels, **dict(zip(labels, sample.labels, strict=True))
     }.items()))] == 5  # fmt: skip
     assert old not in render(Bench(TOKENIZER).registry).decode()
-
-
-def test_old_names_of_queues_have_priorities() -> None:
-    """They have the same series as the current names."""
-    bench = Bench(legacy=True)
-    bench.apply(stats(num_prefill_bootstrap_queue_reqs=QueueCount(3, {"1": 3})))
-    found = bench.samples("sglang:num_prefill_prealloc_queue_reqs")
-
-    assert found == bench.samples("sglang:num_prefill_bootstrap_queue_reqs") == {(): 3, ("1",): 3}
-
-
-# What feeds another family besides.
-
-
-def test_a_common_name_keeps_weights_and_moves_counts() -> None:
-    """Counts with other bounds move up, never down; sums are equal."""
-    bench = Bench(TOKENIZER, common=True)
-    bench.apply(
-        family(ITL, "histogram", [], Sample([], observations=[0.02, 0.2], weights=[3, 1])), to="t"
-    )
-    bounds = bench.registry.engines["t"].open_families[ITL].bounds
-    counts = [0] * (len(bounds) + 1)
-    counts[0], counts[-1] = 4, 2
-    bench.apply(family(ITL, "histogram", [], Sample([], counts=counts, total=20.5)), to="t")
-    page = parse(bench.text)
-    common = "sidestep_inter_token_latency_seconds"
-    labels = tuple(sorted(TOKENIZER.labels.items()))
-
-    def value(name: str, **more: str) -> float:
-        samples = page[name.removesuffix("_count").removesuffix("_sum").removesuffix("_bucket")]
-        return samples.samples[name, tuple(sorted({**TOKENIZER.labels, **more}.items()))]
-
-    assert page[common].samples[f"{common}_count", labels] == 10
-    for name in (ITL, common):
-        assert value(f"{name}_count") == 10
-        assert value(f"{name}_sum") == pytest.approx(20.76)
-    # The first bound of the engine's is 2 ms, that of the common name 10 ms.
-    assert value(f"{common}_bucket", le="0.01") == 4
-    assert value(f"{common}_bucket", le="0.025") == 7
-
-
-def test_a_common_counter_adds_only_the_chosen_children() -> None:
-    """A child without the label is none of them."""
-    bench = Bench(common=True)
-    name = "sglang:prefill_effective_tokens_total"
-    found, looked_up = (
-        f"sidestep_prefix_cache_{what}_tokens_total" for what in ("found", "looked_up")
-    )
-    bench.apply(
-        family(name, "counter", ["mode"], Sample(["input"], 60.0), Sample(["host_hit"], 40.0))
-    )
-    other = EngineInfo("o", "sglang", {**SCHEDULER.labels, "tp_rank": "1"})
-    bench.registry.register(other)
-    bench.apply(family(name, "counter", [], Sample([], 7.0)), to="o")
-    page = parse(bench.text)
-
-    def values(of: str) -> list[float]:
-        return list(page[of.removesuffix("_total")].samples.values())
-
-    assert values(looked_up) == [100, 7]
-    assert values(found) == [40]
 
 
 # Snapshots and folding.
@@ -435,35 +347,6 @@ def approximately(fed: Fed) -> dict[str, Any]:
         )
         for name, family in seen(fed.page).items()
     }
-
-
-def test_an_older_folded_report_is_ignored() -> None:
-    """This holds for queues by priority, too."""
-    fed = Fed()
-    fed.send_hello("other", [SCHEDULER])
-    newer = stats(6.0, num_queue_reqs=QueueCount(1, {"1": 1}), token_usage=0.25)
-    fed.items("other", [encode_item(newer)])
-    fed.send_hello("s", [SCHEDULER])
-    older = stats(5.0, num_queue_reqs=QueueCount(5, {"0": 5}), token_usage=0.5)
-    fed.fold("s", [encode_item(older)])
-    page = seen(fed.page)
-
-    assert list(page["sglang:token_usage"].samples.values()) == [0.25]
-    assert sorted(page["sglang:num_queue_reqs"].samples.values()) == [1, 1]
-
-
-def test_folded_counters_leave_the_last_report() -> None:
-    """Counters alone do not change the queues."""
-    fed = Fed()
-    fed.send_hello("s", [SCHEDULER])
-    fed.items("s", [encode_item(stats(5.0, num_queue_reqs=QueueCount(5), token_usage=0.5))])
-    counted = family("sglang:realtime_tokens_total", "counter", ["mode"], Sample(["decode"], 3.0))
-    fed.fold("s", [encode_item(counted)])
-    page = seen(fed.page)
-
-    assert list(page["sglang:num_queue_reqs"].samples.values()) == [5]
-    assert list(page["sglang:token_usage"].samples.values()) == [0.5]
-    assert list(page["sglang:realtime_tokens"].samples.values()) == [3]
 
 
 def test_the_largest_family_can_be_folded() -> None:

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporters import Start
-from pages import get, parse
 from sglang_managers import Manager
 from sidestep.catalog.prices import Prices
 from sidestep.catalog.slo import Objective, Objectives
-from sidestep.config.parsing import tenant_rule
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.folding import ItemFolder
@@ -33,9 +26,8 @@ from sidestep.protocol.limits import OTHER
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.request_events import Identity
 from sidestep.requests.request_log import EngineRequests
-from sidestep.requests.tenants import NO_TENANT, Tenants
+from sidestep.requests.tenants import Tenants
 from sidestep.tracking.requests.outcomes import EndedRequest
-from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.sglang import deferred_metrics
 from sidestep_adapters.sglang import taps as sglang_taps
 from sidestep_adapters.sglang.collectors import Process
@@ -281,22 +273,6 @@ def test_counts_of_a_tenant() -> None:
     assert bench.reasons() == {"stop": 2, "abort": 2, "refused": 1}
 
 
-def test_seconds_of_a_tenant() -> None:
-    """From the queue to the first batch, and from there to the end, also of SGLang's own runs."""
-    bench = Bench()
-    identity = Identity("", "", "a")
-    known: dict[str, Any] = {"queued": 10.0, "scheduled": 10.5, "first": 11.0, "identity": identity}
-    requests = [
-        SglangRequest(1, 1e9, 9.5, 12.0, "stop", **known),
-        SglangRequest(2, 1e9, 9.5, 12.0, "length", recorded=False, **known),
-        SglangRequest(3, 1e9, 9.5, 12.0, "abort", identity=identity),
-    ]
-    bench.apply(SglangRequests(0, 1.0, 1, requests))
-
-    assert bench.children("queue_seconds")["a"] == 1.0
-    assert bench.children("compute_seconds")["a"] == 3.0
-
-
 def test_a_record_has_what_the_tokenizer_knows() -> None:
     """Times are those of SGLang's own histograms."""
     own = process()
@@ -364,15 +340,6 @@ def test_folded_requests_are_unseen() -> None:
     assert bench.reasons() == {"stop": 2, "abort": 2, "refused": 1}
 
 
-def test_dropped_requests_are_unseen() -> None:
-    """Also those that the process itself could not hold."""
-    bench = Bench()
-    bench.apply(SglangRequests(0, 1.0, 1, unseen=3))
-
-    assert bench.ends.lost == 3
-    assert bench.reasons() == {OTHER: 3}
-
-
 def test_an_item_with_other_labels_changes_nothing() -> None:
     """All of it is refused before any of it is counted."""
     own = process()
@@ -387,60 +354,6 @@ def test_an_item_with_other_labels_changes_nothing() -> None:
 
     bench.check()
     assert len(bench.ends.ended) == 1
-
-
-@pytest.mark.parametrize(
-    ("by", "identity", "name"),
-    [
-        ("header:team", Identity(labels={"team": "red"}), "red"),
-        ("header:team", Identity(labels={"tier": "red"}), NO_TENANT),
-        ("header:team", None, NO_TENANT),
-    ],
-)
-def test_tenants_by_label(by: str, identity: Identity | None, name: str) -> None:
-    """A request without the label has no tenant."""
-    assert Tenants(by, 3).tenant(identity, "") == name
-
-
-@pytest.mark.parametrize("by", ["header:", "header:a\nb", "name", 3])
-def test_rules_that_nothing_can_be(by: object) -> None:
-    """The text of the error lists the rules."""
-    with pytest.raises(ValueError, match="must be"):
-        tenant_rule(by)
-
-
-async def test_an_exporter_and_its_successor(start: Start, tmp_path: Path) -> None:
-    """Records are in the file, tenants on the page, and a new exporter continues both."""
-    log = tmp_path / "requests.jsonl"
-    options: dict[str, Any] = {
-        "tenants_by": "cache-salt",
-        "requests_log": str(log),
-        "state_dir": str(tmp_path / "state"),
-    }
-    own = process()
-    manager = Manager()
-    pages = []
-    for kind, tenant in (("finish", "a"), ("leave", "b")):
-        async with start(**options) as exporter:
-            run(manager, kind, tenant, 4)
-            publisher = Publisher(
-                exporter.endpoints[0], "pod/m/sglang/tokenizer", own._infos, deferred=own.deferred
-            )
-            await asyncio.to_thread(publisher.close)
-            pages.append(parse(await get(exporter.url)))
-    records = [json.loads(line) for line in log.read_text().splitlines()]
-    requests = pages[-1]["sidestep_tenant_requests"].samples
-
-    assert [(record["tenant"], record["reason"]) for record in records] == [
-        ("a", "stop"),
-        ("b", "abort"),
-    ]
-    assert {dict(labels)["tenant"]: n for (_, labels), n in requests.items()} == {
-        "a": 1,
-        "b": 1,
-        OTHER: 0,
-    }
-    assert sum(requests.values()) == sum(pages[-1]["sglang:num_requests"].samples.values())
 
 
 def stages(*times: float | None, preempted: float = 0.0) -> SglangRequest:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from sidestep.catalog import slo as objectives
-from sidestep.catalog.buckets import DEFAULTS, SGLANG, checked
-from sidestep.catalog.row import Alias, Handler, Row, Sampled
+from sidestep.catalog.buckets import DEFAULTS
+from sidestep.catalog.row import Handler, Sampled
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import encode_item
-from sidestep.engines.sglang import legacy_rows, request_rows
+from sidestep.engines.sglang import request_rows
 from sidestep.engines.sglang import rows as sglang
 from sidestep.engines.sglang.wire import QueueCount, SglangSchedulerStats, SglangStats
 from sidestep.engines.shared_rows import (
@@ -100,36 +100,6 @@ def test_rows_agree_with_the_engine() -> None:
     assert [] == wrong
 
 
-def test_every_removed_name_is_accounted_for() -> None:
-    """Every removed name is a hidden row, or listed with the reason why not."""
-    if not REFERENCE.exists():
-        pytest.skip("the reference of the engine's families is not here")
-    gone = {entry["name"] for entry in json.loads(REFERENCE.read_text())["removed_since_0_5_4"]}
-
-    assert gone <= dict(legacy_rows.LOST).keys() | ROWS.keys()
-    assert dict(legacy_rows.LOST).keys().isdisjoint(ROWS)
-
-
-def test_hidden_rows_are_aliases_of_live_ones() -> None:
-    """They have the same kind, labels and bounds."""
-    hidden = [row for row in ROWS.values() if row.status == "hidden"]
-
-    assert {"num_prefill_prealloc_queue_reqs", "time_per_output_token_seconds", "ttft_seconds"} == {
-        row.name.removeprefix("sglang:") for row in hidden
-    }
-    for row in hidden:
-        assert isinstance(row.source, Alias)
-        shown = LIVE[row.source.name]
-        assert _form(shown) == _form(row)
-        assert row.exposed_help.startswith(f"DEPRECATED: use {shown.name}. ")
-
-
-def _form(row: Row) -> tuple[object, ...]:
-    return (
-        row.kind, row.labels, row.shared, row.extra_labels, row.omits_empty_labels, row.buckets, row.bounds,
-    )  # fmt: skip
-
-
 def test_every_field_of_the_stats_has_its_row() -> None:
     """Every field is a row's path or read by a handler."""
     read = set[str]()
@@ -144,14 +114,6 @@ def test_every_field_of_the_stats_has_its_row() -> None:
     for row in LIVE.values():
         if isinstance(row.source, str | Handler) and row.name.startswith("sglang:"):
             assert set(RANK) == set(row.shared)
-
-
-def test_bucket_families_belong_to_rows_and_can_be_set() -> None:
-    """Their default bounds are valid settings."""
-    buckets = {row.buckets for row in LIVE.values() if row.name not in LOOKUPS}
-    assert buckets - {""} == SGLANG.keys()
-    for family, bounds in SGLANG.items():
-        assert bounds == checked(family, bounds) == DEFAULTS[family]
 
 
 @pytest.mark.parametrize(

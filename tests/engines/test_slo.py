@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from command_line import one_line, serving, sidestep
+from command_line import serving
 from exporters import Start, until
 from pages import Family, get, parse
 from peers import publisher
@@ -87,8 +87,6 @@ def configured(given: Mapping[str, Any]) -> Config:
     ("given", "said"),
     [
         ("ttft", "--slo 'ttft': must be a time above 0 and of a day at most, such as 350ms"),
-        ("ttft=0", "must be a time above 0"),
-        ("ttft=-1", "must be a time above 0"),
         ("ttft=nan", "must be a time above 0"),
         ("ttft=2h", "must be a time above 0"),
         ("ttft=86401", "of a day at most"),
@@ -96,12 +94,10 @@ def configured(given: Mapping[str, Any]) -> Config:
         ("", "must have a name of small letters"),
         ("ttf=1", "'ttf' is none of ttft, inter_token, time_per_output_token, e2e, queue,"),
         ("availability=1", "availability is how requests end"),
-        ("availability,family=ttft", "availability is how requests end"),
         ("ttft=1,family=queue", "ttft has families of its own; give yours another name"),
         ("mine=1,famly=queue", "'famly' is no option; known is family="),
         ("mine=1,family=queue,family=ttft", "family= is given twice"),
         ("mine=1,family=vllm:prompt_tokens_total", "is no histogram of seconds of vLLM or SGLang"),
-        ("mine=1,family=vllm:iteration_tokens_total", "is no histogram of seconds"),
         (
             "mine=1,family=gen_ai_server_request_duration_seconds",
             "needs --metrics.common",
@@ -124,12 +120,9 @@ def test_mistakes_are_one_line(given: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("slo = 5", "slo '5': must be NAME=THRESHOLD"),
         ("slo = [5]", "slo '5': must be NAME=THRESHOLD"),
         ("[slo]\nttft = true", "slo 'ttft=True': must be a time above 0"),
-        ("[slo]\nttft = inf", "must be a time above 0"),
         (f"[slo]\nttft = 1{'0' * 400}", "must be a time above 0"),
-        ("[slo]\nttft = [1]", "must be a time above 0"),
         ("[slo]\navailability = false", "must be true; without it leave the line away"),
         ("[slo.mine]\nfamily = 3\nthreshold = 1", "family must be a string"),
         ("[slo.mine]\ntreshold = 1", "'treshold' is no key; known are family and threshold"),
@@ -163,23 +156,6 @@ def test_objectives_are_unique_and_limited() -> None:
     common = {"metrics_common": True, "slo": ("mine=1,family=sidestep_request_queue_seconds",)}
     assert len(configured(common).slo) == 1
     assert len(read({"slo": many[:16]}, {}).slo) == 16
-
-
-def test_a_mistake_ends_the_command_with_one_line() -> None:
-    """The exit code is 2, without a traceback."""
-    one_line(
-        sidestep("serve", "--slo", "ttft=soon"), 2, "--slo 'ttft=soon': must be a time above 0"
-    )
-    one_line(
-        sidestep("serve", SIDESTEP_SLO="late=1"), 2, "SIDESTEP_SLO 'late=1': 'late' is none of"
-    )
-
-
-def test_a_change_needs_a_restart() -> None:
-    """SIGHUP logs this, since existing histograms would have to be rebuilt."""
-    before, after = read({"slo": ("ttft=1",)}, {}), read({"slo": ("ttft=2",)}, {})
-
-    assert before.adjusted(after) == (before, [], ["slo"])
 
 
 def first_tokens(*latencies: float) -> VllmStep:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from random import Random
 from typing import Any
 
 import pytest
@@ -244,24 +243,6 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., World]:
     return lambda *args: World(monkeypatch, *args)
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.parametrize("engines", [1, 2])
-def test_restarts_of_the_exporter_change_nothing(
-    make: Callable[..., World], engines: int, processes: int
-) -> None:
-    """It goes on with the requests and groups that its snapshot has."""
-    world, random = make(engines, processes), Random(engines)
-    for number in range(60):
-        kind = random.choice(["add", "group", "step", "step", "step", "send", "abort"])
-        world.do(kind, random.getrandbits(40))
-        if number % 5 == 0:
-            world.do("exporter", 0)
-    for engine in range(engines):
-        world.do("end", engine)
-    world.check()
-    assert world.model["n_sum"] > world.model["n_count"]
-
-
 def test_another_number_of_front_ends(make: Callable[..., World]) -> None:
     """All of them are other processes, which number their requests anew."""
     world = make(1, 2)
@@ -309,50 +290,6 @@ def test_one_front_end_folds(make: Callable[..., World]) -> None:
         world.model[f"{name}_count"] -= 2
         world.model[f"{name}_sum"] -= longest + (name == "n" or 2)
     world.check()
-
-
-def test_all_front_ends_fold(make: Callable[..., World]) -> None:
-    """Each request is skipped once, whatever its front end sends of it later."""
-    world = make(1, 2)
-    for process in range(2):
-        world.step(0, world.add(process, 0))
-    world.send()
-    world.step(0, world.of(0))
-    for process, front in enumerate(world.fronts):
-        world.fed.fold(f"api{process}", front.encoded())
-    world.step(0, world.of(0), 0o44)
-    world.send()
-
-    found = totals(world.fed.page)
-    assert (found["folded"], found["unknown"], found["tokens"], found["length"]) == (2, 0, 6, 2)
-
-
-def test_a_group_outlives_another_front_end(make: Callable[..., World]) -> None:
-    """The end of one front end says nothing of the other's samples."""
-    world = make(2, 2)
-    world.step(0, world.add(1, 0))
-    first, second = world.add(0, 0, 2)
-    world.step(0, [first])
-    world.step(0, [first], 0o4)
-    world.restart_front(1)
-    world.send()
-    world.step(1, [second])
-    world.step(1, [second], 0o4)
-    world.check()
-    assert world.model["n_sum"] == 2
-
-
-def test_slices_are_one_step(make: Callable[..., World]) -> None:
-    """A step whose output went to several front ends has one number of tokens."""
-    world = make(1, 3)
-    names = [name for process in range(3) for name in world.add(process, 0)]
-    for some in (names, names, names[1:2]):
-        world.step(0, some)
-        world.check()
-
-    page = samples(world.fed.page)
-    family = 'vllm:iteration_tokens_total_bucket{engine="0",model_name="m",le="%s"}'
-    assert [page[family % le] for le in ("1.0", "8.0")] == [1, 3]
 
 
 @pytest.mark.parametrize(("queued", "known"), [(GROUP_TIMEOUT * 20, 2), (QUEUE_TIMEOUT + 1, 1)])

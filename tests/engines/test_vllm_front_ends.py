@@ -36,8 +36,6 @@ from sidestep.protocol.request_events import (
     Scheduled,
 )
 from sidestep.snapshot.capture import restore
-from sidestep.tracking.requests.front_end import MAX_UNMATCHED, FrontEndReports
-from sidestep.tracking.requests.inflight import Request
 from sidestep_adapters.publisher.publisher import Publisher
 
 TTFT, E2E = "vllm:time_to_first_token_seconds", "vllm:e2e_request_latency_seconds"
@@ -106,17 +104,6 @@ def test_the_front_ends_latencies_count_and_the_difference_is_shown(
     assert observed(fed, E2E) == (1, 4.25)
     assert observed(fed, HOP) == (1, 0.25)
     assert observed(fed, "vllm:request_queue_time_seconds") == (1, 0.5)
-
-
-def test_the_cores_latencies_count_without_a_plugin() -> None:
-    """A core without the plugin beside it counts TTFT and e2e, and no hop."""
-    made = Fed()
-    made.send_hello("core", hello(CORE))
-    made.items("core", core_items())
-
-    assert observed(made, TTFT) == (1, 2.0)
-    assert observed(made, E2E) == (1, 4.0)
-    assert observed(made, HOP) == NOTHING
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -258,16 +245,3 @@ def test_requests_of_one_arrival_have_their_own_hops(
 
     assert observed(fed, TTFT) == (3, 9.75)
     assert observed(fed, HOP) == (3, 0.75)
-
-
-def test_requests_without_a_second_side_are_limited() -> None:
-    """The oldest are forgotten, and the newest still match."""
-    reports = FrontEndReports()
-    for number in range(2 * MAX_UNMATCHED):
-        request = Request(0.0, arrival=float(number))
-        assert reports.output(number, request, number + 1.0) is None
-
-    last = 2.0 * MAX_UNMATCHED - 1
-    assert reports.first_token(0.0, 2.0, {}) is None
-    assert reports.first_token(last, last + 1.5, {}) == 0.5
-    assert reports.output(0, Request(0.0, arrival=0.0), 1.5) == 0.5

@@ -8,18 +8,13 @@ from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.vllm.wire import (
     CacheStats,
     CUDAGraphStat,
-    SchedulerIterationDetails,
     SchedulerStats,
     SpecDecodingStats,
     VllmRejection,
-    VllmSleep,
 )
 from sidestep.errors import WireError
 from sidestep.exposition.text_page import render
 from sidestep.metrics.engine_state import SeriesSettings
-from sidestep.metrics.histogram import Histogram
-from sidestep.metrics.quotas import MAX_ENGINE_SERIES
-from sidestep.metrics.recent_steps import RecentSteps
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.iteration_stats import (
     FinishedRequestStats,
@@ -40,17 +35,6 @@ def bench() -> Bench:
     return made
 
 
-def test_counters_start_at_zero_and_gauges_do_not_start() -> None:
-    """Before the first item, known label values are at 0 and gauges have no sample."""
-    bench = Bench()
-    bench.engine()
-
-    assert bench.value("vllm:generation_tokens_total") == 0
-    assert set(bench.values("vllm:request_success_total").values()) == {0}
-    assert bench.values("vllm:num_requests_running") == {}
-    assert bench.value("vllm:e2e_request_latency_seconds").cumulative[-1] == 0
-
-
 def test_a_step_of_several_api_servers_is_observed_once(bench: Bench) -> None:
     """Slices without the scheduler's stats wait for the one that has them."""
     bench.apply(
@@ -64,14 +48,6 @@ def test_a_step_of_several_api_servers_is_observed_once(bench: Bench) -> None:
     assert histogram.cumulative[-1] == 2
     assert histogram.sum == 19
     assert histogram.counts[histogram.bounds.index(32)] == 1
-
-
-def test_a_late_slice_is_in_the_sum_at_once(bench: Bench) -> None:
-    """The sum is always exact, the count is of steps."""
-    bench.apply(step(SchedulerStats(), tokens(3)), step(None, tokens(4)))
-    histogram = bench.value("vllm:iteration_tokens_total")
-
-    assert (histogram.cumulative[-1], histogram.sum) == (1, 7)
 
 
 def test_older_gauges_are_ignored(bench: Bench) -> None:
@@ -102,17 +78,6 @@ def test_the_rest_of_an_oversized_step_is_observations_only(bench: Bench) -> Non
     assert bench.value("vllm:kv_block_reuse_gap_seconds").cumulative[-1] == 1
 
 
-def test_an_unknown_interval_is_omitted(bench: Bench) -> None:
-    """A field that a release lacks observes nothing; other fields do."""
-    bench.apply(
-        step(None, IterationStats(finished_requests=[FinishedRequestStats(1, e2e_latency=2.0)]))
-    )
-
-    assert bench.value("vllm:e2e_request_latency_seconds").sum == 2.0
-    assert bench.value("vllm:request_queue_time_seconds").cumulative[-1] == 0
-    assert bench.value("vllm:request_prefill_kv_computed_tokens").cumulative[-1] == 0
-
-
 def test_negative_latencies_are_refused_and_counted(bench: Bench) -> None:
     """The wall clock may step back."""
     bench.apply(step(None, IterationStats(time_to_first_tokens_iter=[-1.0, 0.5])))
@@ -141,43 +106,6 @@ def test_families_of_an_option_appear_together_with_its_first_data(bench: Bench)
     per_position = bench.values("vllm:spec_decode_num_accepted_tokens_per_pos_total")
     assert per_position == {("0",): 0, ("1",): 0}
     assert bench.values("vllm:diffusion_num_denoising_steps_total") == {}
-
-
-def test_an_announced_option_shows_its_families_at_once() -> None:
-    """They have the label values that the Hello lists."""
-    bench = Bench()
-    bench.engine(features=["spec_decode"], closed={"position": ["0", "1"]})
-
-    assert bench.value("vllm:spec_decode_num_drafts_total") == 0
-    assert len(bench.values("vllm:spec_decode_num_accepted_tokens_per_pos_total")) == 2
-
-
-def test_lookups_of_preempted_requests_have_their_own_families(bench: Bench) -> None:
-    """VLLM collects them, but does not expose them."""
-    stats = CacheStats(requests=1, queries=10, hits=4, preempted_queries=30, preempted_hits=20)
-    bench.apply(step(SchedulerStats(prefix_cache_stats=stats)))
-
-    assert bench.value("vllm:prefix_cache_queries_total") == 10
-    assert bench.value("sidestep_prefix_cache_preempted_queries_total") == 30
-    assert bench.value("sidestep_prefix_cache_preempted_hits_total") == 20
-
-
-def test_iteration_details_are_histograms_in_base_units(bench: Bench) -> None:
-    """Milliseconds become seconds."""
-    details = SchedulerIterationDetails(elapsed_ms=25.0, num_ctx_tokens=7, is_dummy=True)
-    bench.apply(step(SchedulerStats(iteration_details=details)))
-
-    assert bench.value("sidestep_iteration_duration_seconds").sum == 0.025
-    assert bench.value("sidestep_iteration_context_tokens").sum == 7
-    assert bench.value("sidestep_dummy_iterations_total") == 1
-
-
-def test_cuda_graph_padding_is_counted_by_mode(bench: Bench) -> None:
-    """So are the tokens."""
-    bench.apply(step(SchedulerStats(cudagraph_stats=CUDAGraphStat(60, 64, 4, "FULL"))))
-
-    assert bench.values("sidestep_cudagraph_tokens_total") == {("FULL",): 60}
-    assert bench.values("sidestep_cudagraph_padding_tokens_total") == {("FULL",): 4}
 
 
 def test_cache_hits_are_counted_by_tier(bench: Bench) -> None:
@@ -234,13 +162,6 @@ def test_an_idle_engine_has_no_adapters_however_little_is_known(features: list[s
     assert bench.values("vllm:lora_requests_info") == {("", "", ""): 1e9}
 
 
-def test_an_engine_without_lora_has_no_adapters(bench: Bench) -> None:
-    """A step of an engine that serves no adapters makes no combination."""
-    bench.apply(step(SchedulerStats()))
-
-    assert bench.values("vllm:lora_requests_info") == {}
-
-
 def test_label_values_over_the_limit_share_a_series(bench: Bench) -> None:
     """They are counted as limited."""
     for number in range(MAX_OPEN_VALUES + 5):
@@ -251,20 +172,6 @@ def test_label_values_over_the_limit_share_a_series(bench: Bench) -> None:
     assert len(values) == MAX_OPEN_VALUES + 1
     assert values[(OTHER,)] == 5
     assert bench.registry.limited["label_values"] == 10
-
-
-@pytest.mark.parametrize(
-    ("sleep", "level", "state"),
-    [(0, 0, "awake"), (1, 1, "weights_offloaded"), (1, 2, "discard_all"), (1, 0, None)],
-)
-def test_sleep_states_exclude_each_other(
-    bench: Bench, sleep: int, level: int, state: str | None
-) -> None:
-    """One of them is 1, or none at a level without a name."""
-    bench.apply(VllmSleep(0, 1.0, sleep, level))
-
-    on = [key for key, value in bench.values("vllm:engine_sleep_state").items() if value]
-    assert on == ([(state,)] if state else [])
 
 
 def test_rejections_of_all_engines_of_a_model_are_one_series() -> None:
@@ -278,20 +185,6 @@ def test_rejections_of_all_engines_of_a_model_are_one_series() -> None:
 
     assert text.count('reason="max_num_queued_reqs"') == 1
     assert 'reason="max_num_queued_reqs"} 2\n' in text
-
-
-def test_engines_with_equal_labels_get_an_origin() -> None:
-    """A page never has duplicate samples."""
-    bench = Bench()
-    bench.engine("0", id="host-a/m/0")
-    bench.engine("x", id="host-b/m/0", labels={"engine": "0", "model_name": "m"})
-    lines = [
-        line for line in render(bench.registry).decode().splitlines() if not line.startswith("#")
-    ]
-    series = [line.rpartition(" ")[0] for line in lines]
-
-    assert len(series) == len(set(series))
-    assert any('origin="host-b/m/0"' in line for line in lines)
 
 
 def test_changed_bounds_restart_the_histogram(bench: Bench) -> None:
@@ -340,34 +233,6 @@ def test_self_described_families_are_applied(bench: Bench) -> None:
     assert bench.value("vllm:new_total") == 3.0
     assert bench.values("vllm:new_gauge") == {("gpu",): 3.0}
     assert bench.value("vllm:new_seconds").cumulative == [1, 2]
-
-
-def test_a_family_of_the_catalogue_takes_its_bounds_from_the_row(bench: Bench) -> None:
-    """The sender gives only its name."""
-    bench.apply(family("vllm:nixl_xfer_time_seconds", "histogram", seen=[0.007]))
-
-    histogram = bench.value("vllm:nixl_xfer_time_seconds")
-    assert isinstance(histogram, Histogram)
-    assert histogram.counts[1] == 1
-
-
-def test_a_senders_own_labels_leave_no_child_without_them() -> None:
-    """A family with added labels has no child at 0 without them."""
-    bench = Bench()
-    bench.engine(dialect="sglang", labels={"engine_type": "unified", "model_name": "m"})
-    bench.apply(
-        family("sglang:num_so_requests_total", labels=["team"], values=["red"]),
-        family("sglang:inter_token_latency_seconds", "histogram", labels=["team"], values=["red"]),
-    )
-
-    assert bench.values("sglang:num_so_requests_total") == {("red",): 1.0}
-    page = render(bench.registry).decode()
-    labels = '{engine_type="unified",model_name="m",team="red"}'
-    assert [f"sglang:inter_token_latency_seconds_sum{labels} 0.0"] == [
-        line
-        for line in page.splitlines()
-        if line.startswith("sglang:inter_token_latency_seconds_s")
-    ]
 
 
 @pytest.mark.parametrize(
@@ -419,39 +284,6 @@ def test_a_family_has_one_form_on_the_whole_page(bench: Bench) -> None:
         assert caught.value.reason == reason
 
 
-def test_self_described_series_are_bounded(bench: Bench) -> None:
-    """Beyond the limit, the item is refused."""
-    bounds = [float(n) for n in range(1, 200)]
-    refused = ""
-    for number in range(MAX_ENGINE_SERIES):
-        samples = [Sample([str(n)], 0.0, [1.0]) for n in range(MAX_OPEN_VALUES)]
-        name = f"vllm:flood{number}_seconds"
-        item = Samples(0, 1.0, [Family(name, "histogram", ["n"], samples, bounds=bounds)])
-        try:
-            bench.apply(item)
-        except WireError as error:
-            refused = error.reason
-            break
-
-    assert refused == "over_limit"
-    assert bench.registry.quota.series <= MAX_ENGINE_SERIES
-
-
-def test_adapters_over_the_limit_keep_their_state() -> None:
-    """They share one series for each state."""
-    bench = Bench()
-    bench.engine(features=["lora"])
-    adapters = {f"adapter{n}": 1 for n in range(MAX_OPEN_VALUES + 6)}
-    bench.apply(
-        step(SchedulerStats(running_lora_adapters=adapters, waiting_lora_adapters=adapters))
-    )
-    values = bench.values("sidestep_lora_requests")
-
-    assert values["adapter0", "running"] == values["adapter0", "waiting"] == 1
-    assert values[OTHER, "running"] == values[OTHER, "waiting"] == 6
-    assert len(values) == 2 * (MAX_OPEN_VALUES + 1)
-
-
 def test_legacy_names_have_current_data() -> None:
     """They are constants where the engine no longer has the mode."""
     bench = Bench(legacy=True)
@@ -477,18 +309,6 @@ def test_legacy_names_have_current_data() -> None:
     text = render(bench.registry).decode()
     assert 'vllm:time_per_output_token_seconds_count{engine="0",model_name="m"} 1\n' in text
     assert 'vllm:inter_token_latency_seconds_count{engine="0",model_name="m"} 1\n' in text
-
-
-def test_hit_rates_cover_about_a_thousand_requests(bench: Bench) -> None:
-    """Older lookups drop out; a reset of the cache clears the window."""
-    engine = bench.engines["0"]
-    for hits in (0, 10):
-        stats = CacheStats(requests=1000, queries=10, hits=hits)
-        bench.apply(step(SchedulerStats(prefix_cache_stats=stats)))
-    assert engine.part(RecentSteps).hit_windows[0].rate == 1.0
-
-    bench.apply(step(SchedulerStats(prefix_cache_stats=CacheStats(reset=True))))
-    assert engine.part(RecentSteps).hit_windows[0].rate is None
 
 
 def test_labels_are_escaped_once(bench: Bench) -> None:

@@ -167,23 +167,6 @@ def test_thinning_leaves_out_buckets_only(random: Random, thinning: int) -> None
             assert bounds[-2] in left
 
 
-def test_the_shown_bounds_of_a_family_can_be_set() -> None:
-    """Bounds that the engine has are shown; other families are unchanged."""
-    registry = new_registry()
-    filled(
-        registry.register(EngineInfo("v", "vllm", {"engine": "0", "model_name": "m"})), Random(1)
-    )
-    kept = {"vllm:e2e_*": (0.3, 0.123, 60.0)}
-
-    found = page(registry, SeriesFilter(shown_buckets=kept))
-
-    name = "vllm:e2e_request_latency_seconds"
-    bounds = {dict(labels)["le"] for _, labels in found[name].samples if "le" in dict(labels)}
-    assert bounds == {"0.3", "60.0", "+Inf"}
-    other = "vllm:time_to_first_token_seconds"
-    assert found[other] == parse(render(registry).decode())[other]
-
-
 def test_ranks_of_one_replica_count_once() -> None:
     """Tensor-parallel ranks report the same requests; values of their own are added up."""
     registry = new_registry()
@@ -207,27 +190,6 @@ def test_ranks_of_one_replica_count_once() -> None:
     retracted = "sglang:num_retracted_requests"
     assert found[retracted].samples == {(retracted + "_total", left): 2 * 3}
     assert found[CPU.removesuffix("_total")].samples == {(CPU, left): 8 * 3}
-
-
-def test_a_self_described_info_metric_is_aggregated() -> None:
-    """Its labels are aggregated as those of an info metric of the catalogue."""
-    registry = new_registry()
-    applier = Applier(registry)
-    for dp, pages in enumerate(("100", "50")):
-        labels = {**SCHEDULER, "tp_rank": "0", "dp_rank": str(dp)}
-        engine = registry.register(EngineInfo(str(dp), "sglang", labels))
-        reported = SampledFamily(
-            "sglang:cache_config_info",
-            "gauge",
-            ["num_pages", "page_size"],
-            [Sample([pages, "16"], 1.0)],
-        )
-        applier.apply(engine, Samples(0, 1.0, [reported]))
-
-    found = page(registry, SeriesFilter().for_pod)["sglang:cache_config_info"].samples
-
-    left = (("model_name", "m"), ("num_pages", "150"), ("page_size", "16"))
-    assert found == {("sglang:cache_config_info", left): 1}
 
 
 CPU = "sglang:scheduler_process_cpu_seconds_total"

@@ -26,8 +26,7 @@ from sidestep.exposition import protobuf_page
 from sidestep.exposition.engine_values import copied
 from sidestep.exposition.series_filter import SeriesFilter
 from sidestep.exposition.text_page import TextPage, render
-from sidestep.metrics.exemplars import exemplar
-from sidestep.metrics.native_histogram import NativeHistogram, NativeSettings
+from sidestep.metrics.native_histogram import NativeSettings
 from sidestep.protocol.iteration_stats import FINISH_REASONS, IterationStats
 from sidestep.protocol.messages import CORE, ENGINE_CORE, FRONT_END, EngineInfo
 from sidestep.protocol.request_events import (
@@ -152,15 +151,6 @@ def test_a_finished_request_is_an_exemplar_of_each_latency() -> None:
     assert samples == [line for line in plain.splitlines() if not line.startswith("#")]
 
 
-def test_other_names_of_a_latency_have_its_exemplars() -> None:
-    """The families that are common to all engines count the same observations."""
-    fed = fed_with(*request(identity=traced()), common=True)
-    found = values(exemplars(openmetrics(fed)))
-    assert found["gen_ai_server_time_to_first_token_seconds"] == 2.0
-    assert found["gen_ai_server_request_duration_seconds"] == 2.75
-    assert found["sidestep_inter_token_latency_seconds"] == 0.5
-
-
 def test_an_aborted_request_is_in_the_histograms_of_its_outputs_alone() -> None:
     """An abort is observed in no request histogram, so it is no exemplar there."""
     fed = fed_with(*request(identity=traced(), reason=ABORT))
@@ -247,15 +237,6 @@ def test_merged_series_have_the_newest_exemplar_of_all() -> None:
     assert "vllm:e2e_request_latency_seconds" not in values(pod())
 
 
-def test_an_exemplar_of_a_hidden_bucket_is_in_the_next_one() -> None:
-    """The next bucket that is shown counts its observation."""
-    fed = fed_with(*request(identity=traced()))
-    chosen = SeriesFilter(shown_buckets={"vllm:*": (1.0, 10.0)})
-    found = exemplars(render(fed.intake.registry, chosen, openmetrics=True).decode())
-    assert values(found) == LATENCIES
-    assert found.keys() >= {("vllm:e2e_request_latency_seconds", "10.0")}
-
-
 @pytest.mark.parametrize("both", [False, True])
 def test_protobuf_pages_have_exemplars(both: bool) -> None:
     """In classic buckets, and in the list for native ones."""
@@ -319,28 +300,17 @@ def publisher(tmp_path: Path) -> Iterable[Publisher]:
     made.close(0.1)
 
 
-@pytest.mark.parametrize(
-    ("version", "histograms"),
-    # Prometheus 2 reads exemplars of classic buckets alone.
-    [
-        pytest.param("2", "classic", marks=pytest.mark.long),
-        pytest.param("2", "both", marks=pytest.mark.long),
-        pytest.param("3", "classic", marks=pytest.mark.long),
-        pytest.param("3", "both", marks=pytest.mark.long),
-        ("3", "native"),
-    ],
-)
 async def test_prometheus_stores_exemplars(
-    version: str, histograms: str, start: Start, tmp_path: Path, publisher: Publisher
+    start: Start, tmp_path: Path, publisher: Publisher
 ) -> None:
     """As ``/api/v1/query_exemplars`` answers: value, time and trace of each request."""
-    binary = BINARIES[version]
+    binary = BINARIES["3"]
     if binary is None:
-        pytest.skip(f"there is no Prometheus {version} (make tools)")
+        pytest.skip("there is no Prometheus 3 (make tools)")
     now = time.time()
     begun = now - 10.0 - WALL
     endpoint = (f"ipc://{tmp_path}/i.ipc",)
-    async with start(ingest_endpoint=endpoint, histograms=histograms) as exporter:
+    async with start(ingest_endpoint=endpoint, histograms="native") as exporter:
         targets = {"vllm": {"pod": exporter.url}}
         features = ("exemplar-storage",)
         with prometheus(binary, tmp_path / "p", targets, features=features) as server:
@@ -373,14 +343,3 @@ def stored(server: Any, now: float) -> Sequence[tuple[str, float, float]]:
         for series in answer
         for one in series["exemplars"]
     ]
-
-
-def test_a_copy_of_a_histogram_keeps_its_exemplars() -> None:
-    """A page that is being written shows those of its moment."""
-    histogram = NativeHistogram((1.0, 2.0))
-    histogram.observe(1.5)
-    before = histogram.copy()
-    one = exemplar(1.5, 2.0, f"00-{TRACE}-{SPAN}-01")
-    assert one is not None
-    histogram.exemplify(one)
-    assert (before.exemplars, histogram.exemplars) == ({}, {1: one})

@@ -296,7 +296,7 @@ class World:
         self.finished += 1
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_each_page_is_of_the_moment_of_its_copy(seed: int) -> None:
     """Whatever changes until it is written."""
     world = World(Random(seed))

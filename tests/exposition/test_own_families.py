@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from calls import counted
 from intakes import Fed, discard
 from pages import parse
 from sidestep.exposition.own_families import own_values, write
-from sidestep.ingest.engine_metrics import SeriesCount, series_of
 from sidestep.protocol.messages import EngineInfo
 from sidestep.telemetry.self_metrics import OwnRegistry
 
@@ -42,29 +40,3 @@ def test_the_exporters_own_families_have_a_sample_for_each_engine() -> None:
     registry.engines["e1"].labels["model_name"] = "other"
     registry.engines["e1"].renew_label_version()
     assert named() == {("1", "other"), ("7", "m")}
-
-
-def test_the_series_of_unchanged_engines_are_not_counted_again() -> None:
-    """Only series of changed engines are counted again; those of discarded engines are subtracted."""
-    fed = fleet(40)
-    registry = fed.intake.registry
-    count = SeriesCount(registry)
-
-    def total() -> float:
-        ((_, value),) = count.reading()
-        return value
-
-    with counted() as first:
-        wanted = sum(map(series_of, registry.engines.values()))
-    with counted():
-        assert total() == wanted
-    with counted() as again:
-        assert total() == wanted
-    registry.engines["e3"].values[:] = [1] * len(registry.engines["e3"].values)
-    registry.touch(registry.engines["e3"])
-    grown = sum(map(series_of, registry.engines.values()))
-
-    assert again.count < first.count / 3
-    assert total() == grown > wanted
-    discard(registry, registry.engines["e3"])
-    assert total() == grown - series_of(fleet(1).intake.registry.engines["e0"]) - (grown - wanted)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
-from exporters import Start, until
+from exporters import Start
 from harm import World
 from sidestep.app.exporter import Exporter
 from sidestep.exposition import pages
@@ -104,17 +104,19 @@ async def test_a_page_of_some_families_is_not_cached(monkeypatch: pytest.MonkeyP
     assert await fleet.pages.page("engine", "text") is whole
 
 
-async def test_nothing_is_rendered_before_it_is_asked_for() -> None:
-    """The cached page is dropped, which frees its memory."""
+async def test_a_large_page_does_not_block_the_loop() -> None:
+    """It is written in a thread, while engines change."""
     fleet = Fleet()
-    metrics = fleet.world.intake.metrics
-    for _ in range(3):
-        await fleet.pages.page("engine", "text")
-        await until(lambda: not fleet.pages._renders)
-        metrics.set("sidestep_scrape_duration_seconds", -1.0)
-        fleet.observe()
-        await asyncio.sleep(2 * CACHE_SECONDS)
-        assert metrics.value("sidestep_scrape_duration_seconds") == -1.0
+    making = asyncio.create_task(fleet.pages.page("engine", "text"))
+    turns = 0
+    while not making.done():
+        await asyncio.sleep(0)
+        turns += 1
+        labels = {"engine": f"late{turns}", "model_name": "m"}
+        fleet.registry.register(EngineInfo(f"late{turns}", "vllm", labels))
+    page = b"".join((await making).parts)
+    assert turns > 5
+    assert b'vllm:request_params_n_count{engine="49",model_name="m"} 0\n' in page
 
 
 async def test_a_failed_render_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,27 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 
 import pytest
-from prometheus_client.core import (
-    GaugeHistogramMetricFamily,
-    GaugeMetricFamily,
-    Metric,
-    SummaryMetricFamily,
-    UnknownMetricFamily,
-)
-from prometheus_client.registry import Collector
 
-from exporters import MAIN_RUN, Start, page_of_engine, until
-from polled import page, polled
+from exporters import MAIN_RUN, Start
 from prometheus_server import BINARIES, prometheus
 from sidestep.app.exporter import Exporter
-from sidestep.app.run import running
-from sidestep.config.settings import read
 from sidestep_adapters.recording.replay import Replay
 
 
@@ -99,52 +87,3 @@ async def test_prometheus_stores_classic_series_if_configured(start: Start, tmp_
             classic = await query(f'{name}_bucket{{le="+Inf"}}')
 
     assert count == classic == {"one": 66.0}
-
-
-class Odd(Collector):
-    """A collector of kinds that engines do not have."""
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield values that are not finite, and a timestamp."""
-        yield UnknownMetricFamily("odd", "Odd.", value=math.inf)
-        yield SummaryMetricFamily("took", "Took.", count_value=3, sum_value=math.nan)
-        sizes = GaugeHistogramMetricFamily("sizes", "Sizes.")
-        sizes.add_metric([], [("1.0", 2), ("+Inf", 5)], 7.0)
-        yield sizes
-        timed = GaugeMetricFamily("timed", "Timed.")
-        timed.add_metric([], 4.0, timestamp=time.time())
-        yield timed
-
-
-async def test_prometheus_reads_every_sample(tmp_path: Path, binary: str) -> None:
-    """With passthrough families and a user's collectors."""
-    theirs = page_of_engine("page_triton") + page_of_engine("page_triton_custom")
-    async with polled(page(theirs)) as other:
-        flags = {
-            "web_listen_address": ("127.0.0.1:0",),
-            "ingest_endpoint": (f"ipc://{tmp_path}/i.ipc",),
-            "histograms": "both",
-            "scrape": (f"{other.url},label.pod=a",),
-            # The memory is this process's, with all that other tests have left in it.
-            "limits_memory_soft": "0",
-            "limits_memory_hard": "0",
-        }
-        async with running(Exporter(read(flags, {}), [Odd()])) as exporter:
-            url = await replayed(exporter, MAIN_RUN)
-            await until(lambda: bool(exporter.passthrough.families()))
-            async with scraping(binary, tmp_path, {"one": url}, {"honor_labels": True}) as query:
-                found = [
-                    await query(text)
-                    for text in (
-                        "odd",
-                        "took_count",
-                        "sizes_gcount",
-                        "timed",
-                        'sum by (job) (nv_inference_count{pod="a"})',
-                        'sum by (job) (my_lat_seconds_count{pod="a"})',
-                        "count by (job) (vllm:request_success_total)",
-                    )
-                ]
-
-    assert all(value.keys() == {"one"} for value in found), found
-    assert found[:4] == [{"one": math.inf}, {"one": 3.0}, {"one": 5.0}, {"one": 4.0}]

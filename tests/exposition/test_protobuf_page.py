@@ -9,21 +9,16 @@ import msgspec
 import pytest
 
 from exporters import MAIN_RUN, Start
-from intakes import CORE_RUNS, Fed, lines, steps
+from intakes import CORE_RUNS, Fed, steps
 from metric_families import buckets_of, families, labels_of, parsed
 from pages import parse
 from sidestep.app.exporter import Exporter
-from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import VllmStep
-from sidestep.exposition import proto_format
-from sidestep.exposition.engine_values import EngineCopier
 from sidestep.exposition.negotiation import CONTENT_TYPES
-from sidestep.exposition.protobuf_page import ProtobufPage, render
-from sidestep.metrics.engine_state import SeriesSettings
+from sidestep.exposition.protobuf_page import render
 from sidestep.metrics.native_histogram import NativeHistogram, NativeSettings
-from sidestep.metrics.registry import Registry
 from sidestep.metrics.totals_codec import decode_totals
 from sidestep.protocol.engine_totals import NativeBuckets
 from sidestep.protocol.iteration_stats import IterationStats
@@ -104,56 +99,7 @@ def test_native_buckets_are_those_of_the_series() -> None:
     assert seen > 10
 
 
-def test_counters_have_their_creation_time() -> None:
-    """The counters of an engine begin with the engine."""
-    fed = Fed(native=NATIVE)
-    fed.feed(steps("core"))
-    found = [f for f in families(page(fed)) if f.type == 0]
-
-    assert len(found) > 10
-    assert all(m.counter.created_timestamp.seconds == 1000 for f in found for m in f.metric)
-
-
-def test_an_engine_is_encoded_once_until_it_changes() -> None:
-    """The next page has the change."""
-    fed = Fed(native=NATIVE)
-    fed.feed(steps("core"))
-    (engine,) = fed.intake.registry.engines.values()
-    kept = engine.histograms[engine.layout.find("vllm:inter_token_latency_seconds").slots[0]]
-    assert isinstance(kept, NativeHistogram)
-    copier, made = EngineCopier(fed.intake.registry), ProtobufPage()
-
-    def parts() -> list[bytes]:
-        """Return the page in parts."""
-        return made.write(copier.copy())
-
-    def count(found: list[bytes]) -> int:
-        shown = {family.name: family for family in families(b"".join(found))}
-        return int(shown["vllm:inter_token_latency_seconds"].metric[0].histogram.sample_count)
-
-    before = parts()
-    assert len({*map(id, parts())} & {*map(id, before)}) > len(before) / 3
-    kept.observe(1.0)
-    fed.intake.registry.touch(engine)
-    assert count(parts()) == count(before) + 1
-
-
-def test_a_count_above_64_bits_leaves_the_page_readable() -> None:
-    """Its native buckets are left out, and its counts are limited."""
-    fed = Fed(native=BOTH)
-    fed.send_hello("s", [EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})])
-    (engine,) = fed.intake.registry.engines.values()
-    histogram = engine.histogram(engine.layout.find("vllm:time_to_first_token_seconds").slots[0])
-    histogram.observe_run(0.5, 1 << 70)
-    found = {family.name: family for family in families(page(fed))}
-    reported = found["vllm:time_to_first_token_seconds"].metric[0].histogram
-
-    assert reported.sample_count == proto_format.MAX_COUNT
-    assert not reported.positive_span
-    assert len(found) > 30
-
-
-@pytest.mark.parametrize("run", CORE_RUNS)
+@pytest.mark.parametrize("run", ["core", "sglang"])
 def test_a_snapshot_restores_native_buckets(run: str) -> None:
     """The page and the next snapshot equal those of an exporter that kept running."""
     recorded = list(steps(run))
@@ -180,7 +126,7 @@ def without_kv(page: bytes) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.parametrize("run", CORE_RUNS)
+@pytest.mark.parametrize("run", ["core", "core_lora"])
 def test_folded_items_have_native_buckets(run: str) -> None:
     """They equal those of the items."""
     whole, folded = Fed(native=NATIVE), Fed(native=NATIVE)
@@ -215,92 +161,6 @@ def test_folded_items_have_native_buckets(run: str) -> None:
     assert {
         m.histogram.created_timestamp.seconds for f in reported for m in f.metric if f.type == 4
     } == {1000}
-
-
-def test_a_record_without_native_buckets_is_applied() -> None:
-    """Each observation counts at the upper bound of its classic bucket."""
-    fed = Fed(native=NATIVE)
-    recorded = list(steps("core"))
-    folders: dict[str, ItemFolder] = {}
-    for stream, engines, item in recorded:
-        if item is None:
-            fed.send_hello(stream, engines)
-        else:
-            assert folders.setdefault(stream, ItemFolder()).fold(item, engines)
-    for stream, folder in folders.items():
-        done = folder.seal()
-        fed.aggregate(stream, done.items, done.frames)
-    (engine,) = fed.intake.registry.engines.values()
-    found = engine.histogram(engine.layout.find("vllm:inter_token_latency_seconds").slots[0])
-
-    assert isinstance(found, NativeHistogram)
-    assert fed.rejected == {}
-    assert sum(found.buckets.values()) == sum(found.counts) > 1000
-    assert len(found.buckets) <= len(found.bounds) + 1
-
-
-def test_snapshots_are_exchanged_between_classic_and_native_exporters() -> None:
-    """Each reads the snapshots of the other."""
-    native, classic = Fed(native=NATIVE), Fed()
-    for fed in (native, classic):
-        fed.feed(steps("core"))
-    to_classic, to_native = Fed(boot=2), Fed(boot=2, native=NATIVE)
-
-    restore(to_classic.intake, native.snapshot(), 0.0)
-    restore(to_native.intake, classic.snapshot(), 0.0)
-
-    assert lines(to_classic.page) == lines(to_native.page) != []
-    (engine,) = to_native.intake.registry.engines.values()
-    for histogram in filter(None, engine.histograms):
-        assert isinstance(histogram, NativeHistogram)
-        assert histogram.zeros + sum(histogram.buckets.values()) == sum(histogram.counts)
-
-
-def test_native_buckets_survive_a_change_of_bounds() -> None:
-    """After a restart of the exporter and of the engine."""
-    fed = Fed(native=NATIVE)
-    fed.feed(steps("core"))
-    other = Fed(boot=2, native=NATIVE)
-    other.intake.registry.series = SeriesSettings(
-        {"inter_token_latency": (0.001, 0.003, 1.0)}, NATIVE
-    )
-
-    restore(other.intake, fed.snapshot(), 0.0)
-    slot = next(iter(fed.intake.registry.engines.values())).layout.find(
-        "vllm:inter_token_latency_seconds"
-    ).slots[0]  # fmt: skip
-    (engine,) = fed.intake.registry.engines.values()
-    before = engine.histogram(slot)
-    ((stream, (info, *_)),) = [(s, e) for s, e in fed.engines.items() if e[0].id == engine.id][:1]
-    changed = {"inter_token_latency": [0.001, 0.003, 1.0]}
-    fed.send_hello(stream, [msgspec.structs.replace(info, bounds={**info.bounds, **changed})])
-
-    for one in (fed, other):
-        (engine,) = one.intake.registry.engines.values()
-        after = engine.histogram(slot)
-        assert isinstance(before, NativeHistogram)
-        assert isinstance(after, NativeHistogram)
-        assert after is not before
-        assert after.bounds == (0.001, 0.003, 1.0)
-        assert (after.buckets, after.sum) == (before.buckets, before.sum)
-        assert sum(after.counts) == sum(before.counts) > 1000
-        assert sum(count > 0 for count in after.counts) > 1
-
-
-def test_a_self_described_family_has_native_buckets() -> None:
-    """From single observations; a snapshot restores them."""
-    fed = Fed(native=NATIVE)
-    fed.send_hello("s", [EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})])
-    observed = Sample(["a"], observations=[0.011, 0.012, 3.0])
-    family = Family("mine_seconds", "histogram", ["kind"], [observed], "Mine.", [0.1, 1.0])
-    fed.items("s", [encode_item(Samples(0, 1.0, [family]))])
-    again = fed.restarted(fed.snapshot())
-
-    for one in (fed, again):
-        (found,) = (f for f in families(page(one)) if f.name == "mine_seconds")
-        counts = buckets_of(found.metric[0].histogram)
-        assert sorted(counts.values()) == [1, 1, 1]
-        assert len(counts) == 3
 
 
 def test_native_buckets_that_do_not_fit_are_refused() -> None:
@@ -401,18 +261,3 @@ async def test_merged_and_thinned_pages_are_text_only(
 
     assert kind == CONTENT_TYPES["text"]
     assert parse(body.decode())["vllm:e2e_request_latency_seconds"].samples
-
-
-def test_native_buckets_of_a_shared_family_are_merged() -> None:
-    """The aggregated histogram has the observations of all engines."""
-    registry = Registry(DIALECTS.layouts(legacy=True), SeriesSettings(native=NATIVE))
-    name = "vllm:time_in_queue_requests"
-    for number in range(50):
-        labels = {"engine": str(number), "model_name": "m"}
-        engine = registry.register(EngineInfo(f"e{number}", "vllm", labels))
-        engine.histogram(engine.layout.find(name).slots[0]).observe(1.0 + number % 2)
-    (family,) = families(render(registry, {f"{name}_count"}))
-
-    (metric,) = family.metric
-    assert metric.histogram.sample_count == 50
-    assert sorted(buckets_of(metric.histogram).values()) == [25, 25]

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Mapping
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from exporters import Start, until
 from intakes import Fed, steps
@@ -35,7 +32,7 @@ from sidestep.protocol.request_events import (
     RequestEvents,
 )
 from sidestep.protocol.self_described import Sample
-from sidestep.tracking.health.states import EngineState, Health, Reason
+from sidestep.tracking.health.states import Health
 from sidestep_adapters.streams.wire import ForwardPass, Pass, QueuedRequests, ScheduledRequests
 from trtllm_page import made_page
 from vllm_bench import Bench
@@ -153,51 +150,6 @@ def test_hit_rates_are_of_the_last_thousand_lookups(count: int) -> None:
         assert [f", {cache} {rate}" in line for cache in caches] == [True] * 3, line
 
 
-@pytest.mark.parametrize(
-    ("health", "last"),
-    [(None, logging.DEBUG), (Health(EngineState.STALLED, Reason.QUEUE, 60.0), logging.INFO)],
-)
-def test_idle_lines_are_for_debugging(bench: Bench, health: Health | None, last: int) -> None:
-    """As in the engine, the first idle interval is not, and neither are those of a stalled engine."""
-    log = Log(bench.registry, lambda _: health)
-    bench.apply(busy())
-
-    assert [log.lines()[0][0] for _ in range(3)] == [logging.INFO, logging.INFO, last]
-
-
-@pytest.mark.parametrize(
-    ("health", "end"),
-    [
-        (Health(EngineState.STALLED, Reason.STEP, 12.4), ", state stalled (step, 12 s)"),
-        (Health(EngineState.SLOW, Reason.NO_STEPS, 4.0), ", state slow (no_steps, 4 s)"),
-        (Health(EngineState.STARTING), ", state starting"),
-        (Health(EngineState.OK), ", drafts accepted 40.0%"),
-        (Health(EngineState.IDLE), ", drafts accepted 40.0%"),
-    ],
-)
-def test_the_line_has_the_state_unless_it_is_unremarkable(
-    bench: Bench, health: Health, end: str
-) -> None:
-    """Last, where it is easily seen."""
-    log = Log(bench.registry, lambda _: health)
-    bench.apply(busy())
-    ((_, line),) = log.lines()
-
-    assert line.text().endswith(end)
-
-
-def test_the_line_leaves_throughput_for_the_old_gauges() -> None:
-    """The names that once carried it show the last interval."""
-    bench = Bench(legacy=True)
-    bench.engine()
-    log = Log(bench.registry)
-    bench.apply(busy())
-    log.lines()
-
-    assert bench.value("vllm:avg_prompt_throughput_toks_per_s") == 6.0
-    assert bench.value("vllm:avg_generation_throughput_toks_per_s") == 2.0
-
-
 def test_the_lowest_rank_of_an_sglang_replica_has_a_line() -> None:
     """Further ranks repeat what it reports, and tokenizers have no requests in a batch."""
     ranks = [("s", "0", "0"), ("s1", "0", "1"), ("s2", "1", "2")]
@@ -298,17 +250,6 @@ def test_a_line_has_the_names_of_the_api() -> None:
     assert f"TTFT {1000 * line.row.ttft.p50:.3g} ms (p95 " in line.text()
 
 
-def test_what_was_counted_before_the_start_is_in_no_line() -> None:
-    """Such as the counts of a snapshot."""
-    fed = Fed()
-    fed.feed(steps("core"))
-    log = Log(fed.intake.registry)
-    (_, line), *_ = log.lines()
-
-    assert line.row.generation_tokens_per_second == 0
-    assert (line.row.ttft, line.row.finished) == (None, 0)
-
-
 def test_a_backlog_is_in_no_line() -> None:
     """An engine has counted while the exporter was away; the next line is as usual."""
     fed = Fed()
@@ -328,54 +269,6 @@ def test_a_backlog_is_in_no_line() -> None:
     assert line.row.generation_tokens_per_second == 2.0
 
 
-def test_an_engine_whose_gauges_have_expired_has_no_line(bench: Bench) -> None:
-    """Its processes have been silent for long."""
-    log = Log(bench.registry)
-    bench.apply(busy())
-    bench.engines["0"].live = False
-
-    assert log.lines() == []
-
-
-def test_an_engine_that_takes_anothers_name_starts_anew(bench: Bench) -> None:
-    """Its totals are smaller than those of the other one."""
-    log = Log(bench.registry)
-    bench.apply(busy(), busy())
-    log.lines()
-    bench.registry.clear()
-    bench.engine()
-    bench.apply(busy())
-    ((_, line),) = log.lines()
-
-    assert line.row.generation_tokens_per_second == 2.0
-
-
-def test_a_latency_of_seconds_is_in_seconds(bench: Bench) -> None:
-    """Of three digits."""
-    log = Log(bench.registry)
-    found = [2.5] * 3
-    bench.apply(VllmStep(0, 1.0, 1.0, None, IterationStats(time_to_first_tokens_iter=found)))
-    (text,) = log.texts()
-
-    assert re.search(r", TTFT \d\.\d\d s \(p95 \d\.\d\d s\)", text)
-
-
-def test_engines_on_scraped_pages_have_lines() -> None:
-    """One that is known by its page alone has rates from its second line on."""
-    page = made_page()
-    log = Log(Bench().registry, pages=lambda: {"http://host:8000/prometheus/metrics": page})
-    first = log.texts()
-    page = made_page(2)
-    (level, line), *others = log.lines()
-
-    start = "page http://host:8000/prometheus/metrics, model Qwen3-8B: "
-    assert first == [f"{start}running 66, waiting 17, KV cache 90.1%"]
-    assert line.text().startswith(f"{start}prompt 213.2 tokens/s, generation ")
-    assert level == logging.INFO
-    assert line.fields()["dialect"] == "trtllm"
-    assert not others
-
-
 async def test_a_scraped_page_has_lines(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     """A target has lines as long as it answers."""
     caplog.set_level(logging.INFO)
@@ -391,26 +284,3 @@ async def test_a_scraped_page_has_lines(start: Start, caplog: pytest.LogCaptureF
         await until(lambda: "page " in caplog.text)
 
     assert "running 66, waiting 17, KV cache 90.1%" in caplog.text
-
-
-NUMBERS = st.sampled_from(["0", "1", "7", "-3", "NaN", "+Inf", "-Inf", "1e308"])
-SERIES = st.sampled_from(
-    [
-        "trtllm_num_requests_running",
-        "trtllm_prompt_tokens_total",
-        "trtllm_prompt_cached_tokens_total",
-        *(f'trtllm_time_to_first_token_seconds_bucket{{le="{le}"}}' for le in ("1", "2", "+Inf")),
-    ]
-)
-PAGES = st.dictionaries(SERIES, NUMBERS).map(
-    lambda found: "".join(f"{name} {text}\n" for name, text in found.items())
-)
-
-
-@given(st.lists(PAGES, min_size=1, max_size=4))
-def test_no_page_ends_the_log(pages: list[str]) -> None:
-    """Whatever numbers a server sends, there are lines."""
-    shown = ""
-    log = Log(Bench().registry, pages=lambda: {"http://host/metrics": shown})
-    for shown in pages:  # noqa: B007 - the log reads it
-        assert all(text.startswith("page ") for text in log.texts())

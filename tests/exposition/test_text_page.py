@@ -1,4 +1,4 @@
-"""Text pages and their cache, the same values as JSON, and the parts in which a page is sent."""
+"""The exporter's own families as text, engines' values as JSON, and the parts in which a page is sent."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ from pages import parse
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.dialects import DIALECTS
 from sidestep.exposition import json_format, own_families
-from sidestep.exposition.engine_values import EngineCopier, copied
-from sidestep.exposition.families import MAX_LABEL_SETS, LabelCache, families
+from sidestep.exposition.engine_values import copied
 from sidestep.exposition.family_series import collected
 from sidestep.exposition.negotiation import Format
 from sidestep.exposition.own_families import own_values
 from sidestep.exposition.protobuf_page import encode_samples
-from sidestep.exposition.text_page import TextPage, render
+from sidestep.exposition.text_page import render
 from sidestep.http.responses import PIECE
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.messages import EngineInfo
@@ -57,29 +56,6 @@ def fleet(engines: int) -> Registry:
             engine.histogram(slot).observe(number / 7)
         registry.touch(engine)
     return registry
-
-
-def test_text_of_unchanged_engines_is_reused() -> None:
-    """An unchanged page consists of the same objects; after one engine changed, most of them are."""
-    registry = fleet(200)
-    copier, texts = EngineCopier(registry), TextPage()
-
-    def series() -> list[bytes]:
-        """Return the text of all series, without headers."""
-        return [text for text in texts.write(copier.copy()) if not text.startswith(b"#")]
-
-    first, again = series(), series()
-    assert all(one is other for one, other in zip(first, again, strict=True))
-
-    engine = registry.engines["e3"]
-    (slot,) = LAYOUTS["vllm"].find("vllm:e2e_request_latency_seconds").slots
-    engine.histogram(slot).observe(0.5)
-    registry.touch(engine)
-    after = series()
-    written = [text for old, text in zip(first, after, strict=True) if old is not text]
-
-    assert written
-    assert sum(map(len, written)) < sum(map(len, after)) / 20
 
 
 def test_the_exporters_own_families_equal_those_of_prometheus_client() -> None:
@@ -147,23 +123,6 @@ def test_json_has_the_values_of_the_text_page() -> None:
                 le = tuple(sorted({**sample["labels"], "le": text}.items()))
                 assert found[f"{family['name']}_bucket", le] == count
     assert json.loads(json_format.encode(copied(Registry(LAYOUTS)))) == []
-
-
-def test_labels_of_engines_that_are_gone_are_dropped() -> None:
-    """A cache retains the labels of present engines only, and not too many."""
-    registry = fleet(3)
-    labels = LabelCache(dict)
-    values = copied(registry)
-    (family,) = families(values, {"vllm:num_requests_running"})
-    engines = values.engines
-    for engine in engines:
-        labels.get(engine, family, (), [()])
-    labels.retain(engines[1:])
-    assert labels._by_version.keys() == {engine.label_version for engine in engines[1:]}
-    for start in range(0, MAX_LABEL_SETS, 1000):
-        labels.get(engines[1], family, ("l",), [(str(start + n),) for n in range(1000)])
-    labels.retain(engines[1:])
-    assert not labels._by_version
 
 
 async def test_a_long_page_is_sent_in_parts(start: Start) -> None:

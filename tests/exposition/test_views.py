@@ -1,4 +1,4 @@
-"""HTTP views, dropped labels, family filters and thinned buckets."""
+"""HTTP views, family filters, the cardinality report, and errors for invalid settings of pages."""
 
 from __future__ import annotations
 
@@ -109,27 +109,6 @@ async def test_no_family_is_twice_on_a_page(openmetrics: bool) -> None:
     assert page.count(f"# TYPE {name} ") == 1
 
 
-async def test_a_dropped_label(start: Start) -> None:
-    """No series of an engine has the label, on either view; totals are unchanged."""
-    async with (
-        start() as whole,
-        start(
-            metrics_drop_label=("engine", "dp_rank"),
-            ingest_endpoint=whole.endpoints[0].replace("ingest", "other"),
-        ) as exporter,
-    ):
-        for one in (whole, exporter):
-            await play(one, "core_dp")
-        engines, dropped = await families(whole), await families(exporter)
-
-    assert "engine" not in label_names(dropped)
-    assert "model_name" in label_names(dropped)
-    for name, family in engines.items():
-        if family.kind == "counter":
-            total = sum(family.samples.values())
-            assert sum(dropped[name].samples.values()) == pytest.approx(total)
-
-
 async def test_families_that_are_allowed_and_denied(start: Start) -> None:
     """The filter applies to text of both views and to JSON, not to the exporter's own families."""
     async with start(metrics_allow=("vllm:*",), metrics_deny=("*_tokens", "*seconds")) as exporter:
@@ -147,20 +126,6 @@ async def test_families_that_are_allowed_and_denied(start: Start) -> None:
         assert not any(name.endswith(("_tokens_bucket", "seconds")) for name in engines)
     assert typed
     assert all(name.startswith("vllm:") for name in typed)
-
-
-async def test_thinned_buckets(start: Start) -> None:
-    """A third of the bucket lines remains, with the engine's bounds."""
-    async with start(metrics_bucket_thinning="4") as exporter:
-        await play(exporter, "core_dp")
-        thin = (await families(exporter))["vllm:e2e_request_latency_seconds"].samples
-        json_url = exporter.url.removesuffix("/metrics") + "/api/v1/metrics"
-        typed = {family["name"]: family for family in json.loads(await get(json_url))}
-
-    of_one = [dict(ls)["le"] for s, ls in thin if "le" in dict(ls) and ("engine", "0") in ls]
-    whole = typed["vllm:e2e_request_latency_seconds"]["samples"][0]["buckets"]
-    bounds = [bound for bound, _ in whole][::-1][::4][::-1]
-    assert [float(le) for le in of_one] == [*bounds, float("inf")]
 
 
 async def test_cardinality(exporter: Exporter) -> None:

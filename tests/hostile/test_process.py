@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import random
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +13,6 @@ import msgspec
 import pytest
 import zmq
 from chaos.exporter import knows
-from fuzz import zmtp_peer
 from fuzz.siege import Siege, besieged
 
 from sidestep.protocol.limits import VERSION
@@ -30,11 +27,8 @@ MAX_LAG = 1.0
 MAX_PAGE = 40 << 20
 HALF_OPEN = 300
 SLOW_REQUESTS = 500
-SLOW_READERS = 100
 SCRAPE_TIMEOUT = 10.0
 """Prometheus' default."""
-LONG = b"\x02"
-"""A frame's flag: eight bytes of length follow."""
 
 
 @pytest.fixture(scope="module")
@@ -61,29 +55,6 @@ def unharmed(siege: Siege) -> Iterator[None]:
 def ports(siege: Siege) -> tuple[int, int]:
     """Return the ports for engines and for pages."""
     return siege.port, siege.web_port
-
-
-def test_announced_lengths_take_no_memory(siege: Siege) -> None:
-    """Only bytes that were received do."""
-    before = siege.status("VmRSS")
-    for length in (1 << 21, 1 << 31, 1 << 40, (1 << 63) - 1, (1 << 64) - 1):
-        for _ in range(5):
-            with zmtp_peer.connect(siege.path) as peer, contextlib.suppress(OSError):
-                peer.sendall(LONG + struct.pack(">Q", length) + bytes(64))
-                assert peer.recv(1) == b""
-
-    assert siege.status("VmRSS") < before + 64
-
-
-def test_noise_in_handshakes_is_survived(siege: Siege) -> None:
-    """At both ports."""
-    chance = random.Random(1)
-    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL".ljust(55, b"\0")
-    for number in range(200):
-        noise = chance.randbytes(chance.randrange(200))
-        door = "127.0.0.1", ports(siege)[number % 2]
-        with socket.create_connection(door, 5) as peer, contextlib.suppress(OSError):
-            peer.sendall(greeting[: chance.randrange(64)] + noise if number % 3 else noise)
 
 
 def test_silent_connections_are_closed(siege: Siege) -> None:
@@ -118,45 +89,6 @@ def test_slow_requests_delay_nobody(siege: Siege) -> None:
 
         assert siege.waits_for(all_are_cut_off)
         assert scraper.value('sidestep_http_refused_total{reason="slow"}') >= SLOW_REQUESTS
-
-
-def test_unread_pages_delay_nobody(siege: Siege) -> None:
-    """Clients ask for page after page and read nothing; a scraper beside them has its pages."""
-    before = siege.open_files()
-    with contextlib.closing(Scraper(siege)) as scraper, contextlib.ExitStack() as stack:
-        for _ in range(SLOW_READERS):
-            peer = stack.enter_context(socket.socket())
-            peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            peer.connect(("127.0.0.1", siege.web_port))
-            peer.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 50)
-        until(lambda: scraper.value("sidestep_http_connections") > SLOW_READERS, siege)
-        for _ in range(20):
-            scraper.scrape()
-        assert siege.settled()
-    until(lambda: siege.open_files() <= before + 20, siege)
-
-
-OVERSIZED = {
-    "a long target": b"GET /" + b"x" * (1 << 20) + b" HTTP/1.1\r\nHost: x\r\n\r\n",
-    "a long header": b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * (1 << 20) + b"\r\n\r\n",
-    "many headers": b"GET / HTTP/1.1\r\nHost: x\r\n" + b"X: y\r\n" * 50_000 + b"\r\n",
-    "many names": b"GET /metrics?" + b"name[]=x&" * 800 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
-    "a body": b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n"
-    + bytes(1 << 20),
-    "no HTTP": b"\x16\x03\x01" + bytes(1 << 20),
-}
-
-
-@pytest.mark.parametrize("request_", OVERSIZED.values(), ids=OVERSIZED.keys())
-def test_oversized_requests_are_refused(request_: bytes, siege: Siege) -> None:
-    """With a client error, or without an answer."""
-    for _ in range(10):
-        with socket.create_connection(("127.0.0.1", siege.web_port), 10) as peer:
-            heard = b""
-            with contextlib.suppress(OSError):
-                peer.sendall(request_)
-                heard = peer.recv(64)
-            assert not heard.startswith(b"HTTP/1.1 5")
 
 
 def test_a_flood_of_scrapes_does_not_delay_engines(siege: Siege) -> None:

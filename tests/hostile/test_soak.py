@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from fuzz.soak import slope, soak
+from fuzz.soak import soak
 
 
 @pytest.mark.timeout(600)
@@ -13,8 +13,3 @@ def test_engines_come_and_go_beside_hostile_peers_and_all_counts_are_exact() -> 
 
     assert report.faults == []
     assert report.lines
-
-
-def test_a_slope_ignores_outliers() -> None:
-    """The slope is that of most points."""
-    assert slope([(0, 10), (1, 11), (2, 99), (3, 13), (4, 14)]) == 1.0

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import bcrypt
 import pytest
 
 from fronts import HASH, front, user
-from sidestep.http.auth import MAX_REMEMBERED, Busy, PasswordVerifier, credentials, verify
+from sidestep.http.auth import MAX_REMEMBERED, PasswordVerifier, credentials, verify
 
 USERS = f"basic_auth_users:\n  alice: {HASH}\n  böb: {HASH}\n"
 
@@ -72,21 +70,6 @@ def test_invalid_credentials(header: str) -> None:
     assert credentials(header) is None
 
 
-def test_valid_credentials() -> None:
-    """The first colon separates user and password; the scheme ignores case; any bytes are valid."""
-    for text in (b"alice:a:b", b"alice:", b":", b"\xff\0:\xfe"):
-        header = f"bAsIc {base64.b64encode(text).decode()}"
-        assert credentials(header) == text.partition(b":")[::2]
-
-
-def test_long_and_binary_passwords() -> None:
-    """Bcrypt reads 72 bytes, as in Go; no password raises an error."""
-    assert not verify(b"a\0b", HASH.encode())
-    assert not verify(b"x" * 1000, HASH.encode())
-    assert verify(b"x" * 1000, bcrypt.hashpw(b"x" * 72, bcrypt.gensalt(4)))
-    assert not verify(b"x" * 1000, bcrypt.hashpw(b"x" * 71, bcrypt.gensalt(4)))
-
-
 async def test_a_result_is_cached(executor: ThreadPoolExecutor) -> None:
     """Bcrypt runs once per password, right or wrong, for any number of concurrent requests."""
     counted = Counted()
@@ -132,26 +115,6 @@ async def test_an_unknown_user_costs_as_much_as_a_known_one(executor: ThreadPool
     assert len(counted.hashes) == 3
     assert len(set(counted.hashes)) == 1
     assert counted.hashes[0] in hashes
-
-
-async def test_waiting_passwords_are_bounded(executor: ThreadPoolExecutor) -> None:
-    """More waiting passwords are rejected at once; cached ones are still answered."""
-    counted = Counted()
-    passwords = PasswordVerifier({b"alice": HASH.encode()}, executor, 4, counted)
-    assert await passwords.is_valid(b"alice", b"sesame")
-    counted.gate.clear()
-    requests = [
-        asyncio.create_task(passwords.is_valid(b"alice", str(number).encode()))
-        for number in range(9)
-    ]
-    await asyncio.sleep(0)
-    assert await passwords.is_valid(b"alice", b"sesame")
-    counted.gate.set()
-    answers = await asyncio.gather(*requests, return_exceptions=True)
-
-    assert answers[:4] == [False] * 4
-    assert all(isinstance(answer, Busy) for answer in answers[4:])
-    assert not passwords._pending
 
 
 async def test_a_flood_of_wrong_passwords(tmp_path: Path) -> None:

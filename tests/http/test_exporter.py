@@ -1,4 +1,4 @@
-"""The exporter with a web configuration: as a command, and scraped by Prometheus."""
+"""The exporter with a web configuration, read by a client and scraped by Prometheus."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import bcrypt
 import pytest
 from click.testing import CliRunner
 
-from command_line import one_line, sidestep
 from exporters import Start
 from fronts import HASH, Authority, user
 from prometheus_server import BINARIES, Prometheus
@@ -46,14 +45,6 @@ async def test_every_page_needs_tls_and_password(start: Start, authority: Author
                     async with session.get(base + path, headers=headers) as answer:
                         assert answer.status == status, path
         assert exporter.metrics.value("sidestep_auth_denied_total", "no_password") == len(paths)
-
-
-def test_an_invalid_web_configuration_is_one_line(tmp_path: Path) -> None:
-    """The command exits with code 2 before it listens."""
-    (tmp_path / "web.yml").write_text("basic_auth_users: {a: b}")
-    why = "is not a bcrypt hash; make one with sidestep hash-password"
-
-    one_line(sidestep("serve", "--web.config.file", tmp_path / "web.yml"), 2, why)
 
 
 def test_hash_password() -> None:

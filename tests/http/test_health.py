@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -120,16 +119,3 @@ async def test_identities_with_any_characters(start: Start, name: str) -> None:
         status, found = await probe(exporter.url, f"/-/engines/{text}")
         assert (status, found["id"]) == (503, name)
         assert (await probe(exporter.url, f"/api/v1/engines/{text}/stack"))[0] == 200
-
-
-async def test_engines_return_after_the_exporters_restart(start: Start, tmp_path: Path) -> None:
-    """A snapshot's engines are starting, not missing, until they connect."""
-    state = str(tmp_path / "state")
-    async with start(state_dir=state) as exporter, process(exporter):
-        await reach(exporter, "ok")
-    async with start(state_dir=state) as exporter:
-        await reach(exporter, "starting")
-        assert (await probe(exporter.url, "/-/engines"))[0] == 200
-        async with process(exporter):
-            await reach(exporter, "ok")
-            assert (await probe(exporter.url, "/-/engines?ready"))[0] == 200

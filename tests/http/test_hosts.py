@@ -11,7 +11,6 @@ import pytest
 from exporters import Start
 from fronts import HASH, front, user
 from pages import get
-from sidestep.config.parsing import host_name
 
 USUAL = (
     "127.0.0.1", "127.0.0.1:9857", "localhost", "LocalHost.:9857", "[::1]:9857", "10.1.2.3", "node1:9857",
@@ -97,10 +96,3 @@ async def test_the_debug_page_needs_a_login_over_a_network(
 
     for line in ("== settings", f"web.config.file {file}", "MainThread:", "Stack for <Task"):
         assert line in text
-
-
-@pytest.mark.parametrize("value", ["", "a:80", "http://a", "a b"])
-def test_a_name_has_no_port(value: str) -> None:
-    """An error says so."""
-    with pytest.raises(ValueError, match="without a port"):
-        host_name(value)

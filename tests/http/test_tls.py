@@ -11,7 +11,6 @@ import pytest
 
 from exporters import until
 from fronts import Authority, Site, front, only
-from sidestep.http.connection import Limits
 
 TLS12, TLS13 = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
 
@@ -112,12 +111,6 @@ async def test_names_of_client_certificates(
         assert (site.denied("client_cert") > 0) == (status == 0)
 
 
-async def test_an_empty_list_of_names_admits_no_client(authority: Authority) -> None:
-    """An empty list admits no client, as in exporter-toolkit; a missing list admits all."""
-    async with front(authority.directory, mutual("client_allowed_sans: []")) as site:
-        assert await site.status(tls=authority.client("a.example")) == 0
-
-
 @pytest.mark.parametrize(
     ("lines", "taken"),
     [
@@ -160,19 +153,6 @@ async def test_ciphers_and_curve(authority: Authority) -> None:
         assert await site.status(tls=client) == 0
         assert await site.status(tls=other) == 0
         assert await site.status(tls=authority.client()) == 200
-
-
-async def test_a_client_that_prefers_http2(authority: Authority) -> None:
-    """The handshake negotiates HTTP/1.1."""
-    client = authority.client()
-    client.set_alpn_protocols(["h2", "http/1.1"])
-    async with front(authority.directory, config()) as site:
-        _, writer = await asyncio.open_connection("127.0.0.1", site.port, ssl=client)
-        chosen = writer.get_extra_info("ssl_object").selected_alpn_protocol()
-        writer.close()
-        await writer.wait_closed()
-
-    assert chosen == "http/1.1"
 
 
 async def test_a_renewed_certificate_applies_to_the_next_handshake(authority: Authority) -> None:
@@ -221,18 +201,3 @@ async def test_a_changed_authority_closes_connections(authority: Authority) -> N
 
         assert await site.status(tls=client) == 200
         assert await site.status(tls=authority.client("prometheus")) == 0
-
-
-async def test_a_partial_handshake_is_closed(authority: Authority) -> None:
-    """A partial handshake is closed and counted at its deadline while others are served."""
-    limits = Limits(request_seconds=0.5, check_interval=0.05)
-    async with front(authority.directory, config(), limits) as site:
-        reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
-        writer.write(b"\x16\x03\x01\x02")
-        assert await site.status(tls=authority.client()) == 200
-        async with asyncio.timeout(10):
-            assert await ending(reader) == b""
-        writer.close()
-
-        assert site.refused("slow") == 1
-        await until(lambda: site.connections == 0)

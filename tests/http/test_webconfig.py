@@ -105,9 +105,6 @@ def test_accepted_files(directory: Path, text: str) -> None:
 
 
 PROMTOOL = shutil.which("promtool")
-needs_promtool = pytest.mark.skipif(
-    PROMTOOL is None, reason="promtool is not installed (apt: prometheus)"
-)
 
 
 def promtool(file: Path) -> str:
@@ -116,16 +113,6 @@ def promtool(file: Path) -> str:
         [str(PROMTOOL), "check", "web-config", file], capture_output=True, text=True, check=False
     )
     return done.stdout + done.stderr if done.returncode else ""
-
-
-@needs_promtool
-@pytest.mark.parametrize("text", ACCEPTED.values(), ids=ACCEPTED)
-def test_promtool_accepts_the_same_files(directory: Path, text: str) -> None:
-    """Promtool accepts the same files, so that the table above is exporter-toolkit's."""
-    file = directory / "web.yml"
-    file.write_text(text)
-
-    assert promtool(file) == ""
 
 
 EXAMPLES = re.findall(r"```yaml\n(.*?)```", SECURITY.read_text(), re.DOTALL)
@@ -154,42 +141,28 @@ def expanded(line: str) -> str:
 
 TLS_REFUSED = {
     "cert_file: server.pem": "web.yml: tls_server_config has no key_file",
-    "key_file: server-key.pem": "tls_server_config has no cert_file",
-    "client_auth_type: NoClientCert": "tls_server_config has no cert_file",
     "{k}, cert_file: gone.pem": "gone.pem: No such file or directory",
-    "{c}, key_file: gone.pem": "gone.pem: No such file or directory",
-    "{k}, cert_file: .": "it is not a file",
     "{k}, cert_file: /dev/zero": "it is not a file",
     "{k}, cert_file: [a]": "web.yml: tls_server_config.cert_file: Expected `str",
     "{k}, cert_file: text.pem": "are not a PEM certificate and its PEM key",
-    "{k}, cert_file: empty.pem": "are not a PEM certificate and its PEM key",
     "{c}, key_file: other-key.pem": "do not belong together",
     "{c}, key_file: locked-key.pem": "the key is encrypted",
     "cert: nonsense, key: nonsense": "tls_server_config.cert and",
     "{}, client_auth_type: RequestClientCert": "RequestClientCert is not supported",
-    "{}, client_auth_type: RequireAnyClientCert": "RequireAnyClientCert is not supported",
     "{}, client_auth_type: RequireClientCert": "use RequireAndVerifyClientCert",
     "{}, client_auth_type: Maybe": "'Maybe' must be one of NoClientCert, VerifyClientCertIfGiven",
     "{}, client_auth_type: VerifyClientCertIfGiven": "needs client_ca_file",
-    "{}, client_auth_type: RequireAndVerifyClientCert": "needs client_ca_file",
     "{}, client_ca_file: ca.pem": "tls_server_config.client_ca_file needs client_auth_type",
-    "{}, client_ca: x": "tls_server_config.client_ca needs client_auth_type",
     "{}, client_ca_file: gone.pem": "gone.pem: No such file or directory",
     "{}, client_ca_file: text.pem, client_auth_type: VerifyClientCertIfGiven": "has no PEM certif",
-    "{}, client_ca_file: empty.pem, client_auth_type: VerifyClientCertIfGiven": "has no PEM certif",
     "{}, client_allowed_sans: [a]": "client_allowed_sans needs client_auth_type",
-    "{}, client_allowed_sans: a": "tls_server_config.client_allowed_sans: Expected `array",
     "{}, min_version: TLS14": "'TLS14' must be one of TLS12, TLS13",
-    "{}, max_version: SSL3": "'SSL3' must be one of",
     "{}, min_version: TLS13, max_version: TLS12": "leaves no version",
-    "{}, min_version: TLS10": "'TLS10' must be one of TLS12, TLS13",
     "{}, cipher_suites: [TLS_RSA_WITH_RC4_128_SHA]": "'TLS_RSA_WITH_RC4_128_SHA' is no secure",
-    "{}, cipher_suites: TLS_AES_128_GCM_SHA256": "tls_server_config.cipher_suites: Expected `array",
     "{}, max_version: TLS12, cipher_suites: [TLS_AES_128_GCM_SHA256]": "has none for TLS12",
     "{}, curve_preferences: [Curve1]": "tls_server_config.curve_preferences 'Curve1' must be one of",
     "{}, curve_preferences: [X25519, CurveP256]": "curve_preferences can be one curve here",
     "{}, prefer_server_cipher_suites: maybe": "server_cipher_suites: Expected `bool",
-    "{}, prefer_server_cipher_suites: 'true'": "server_cipher_suites: Expected `bool",
     "{}, ca_file: x": "tls_server_config: Object contains unknown field `ca_file`",
     '{k}, cert_file: "a\\0b"': "line 1: is not YAML: it has an invalid character",
     '{k}, cert_file: "\\ud800"': "line 1: is not YAML: it has an invalid character",
@@ -199,44 +172,31 @@ REFUSED = {
     **{"tls_server_config: {" + expanded(line) + "}": why for line, why in TLS_REFUSED.items()},
     "tls_config: {}": "the file: Object contains unknown field `tls_config`",
     "tls_server_config: [1]": "web.yml: tls_server_config: Expected `object",
-    "[1]": "the file: Expected `object`, got `array`",
     "text": "the file: Expected `object`, got `str`",
     "[a]: b": "line 1: is not YAML: found unhashable key",
-    "<<: {}": "the file: Object contains unknown field `<<`",
     "http_server_config: {http2: maybe}": "http_server_config.http2: Expected `bool",
-    "http_server_config: {http3: true}": "http_server_config: Object contains unknown field `http3`",
     "http_server_config: {headers: {Server: x}}": "headers.Server must be one of Content-Security-Policy,",
-    "http_server_config: {headers: {x-frame-options: deny}}": "headers.x-frame-options must be one of",
     "http_server_config: {headers: {X-Frame-Options: maybe}}": "must be deny or sameorigin",
     "http_server_config: {headers: {X-Content-Type-Options: sniff}}": "must be nosniff",
     'http_server_config: {headers: {X-XSS-Protection: "1\\r\\nA: b"}}': "one line of plain",
     "http_server_config: {headers: {X-XSS-Protection: ü}}": "one line of plain characters",
     "basic_auth_users: [alice]": "basic_auth_users: Expected `object",
     "basic_auth_users: {alice: secret}": "basic_auth_users.alice is not a bcrypt hash",
-    "basic_auth_users: {alice: }": "basic_auth_users.alice is not a bcrypt hash",
-    "basic_auth_users: {alice: [a]}": "basic_auth_users[...]: Expected `str",
     f"basic_auth_users: {{alice: {HASH[:-1]}}}": "is not a bcrypt hash",
     f"basic_auth_users: {{alice: {HASH}, alice: {HASH}}}": "alice is a duplicate key",
     f"basic_auth_users: {{alice: {HASH.replace('$04$', '$03$')}}}": "is not a bcrypt hash",
     f"basic_auth_users: {{alice: {HASH.replace('$04$', '$31$')}}}": "has a cost of 31, 18 at most",
     "rate_limit: {interval: 1, burst: 1}": "rate_limit.interval must be a duration with its unit",
-    "rate_limit: {interval: -1s, burst: 1}": "must be a duration",
-    "rate_limit: {interval: 1 s, burst: 1}": "must be a duration",
     "rate_limit: {interval: 4ns, burst: 1}": "must be a duration",
     "rate_limit: {interval: ١s, burst: 1}": "must be a duration",  # noqa: RUF001
     "rate_limit: {interval: 1s}": "rate_limit needs a burst of at least 1",
     "rate_limit: {interval: 1s, burst: -1}": "rate_limit.burst must be a whole number",
-    "rate_limit: {interval: 1s, burst: 1.5}": "rate_limit.burst must be a whole number",
-    "rate_limit: {interval: 1s, burst: 99999999999}": "rate_limit.burst must be a whole number",
     "rate_limit: {rate: 1}": "rate_limit: Object contains unknown field `rate`",
     "tls_server_config: {cert_file: !!str a}": "line 1: is not YAML: it has a tag",
     "basic_auth_users: {true: x}": "basic_auth_users: Expected `str`, got `bool`",
     "a: [": "line 1: is not YAML",
-    "a: *unknown": "is not YAML",
-    "--- {}\n--- {}": "is not YAML",
     "[" * 5000: "line 1: is not YAML: it has too many nodes, aliases or levels",
     '"\\UFFFFFFFF": 1': "is not YAML",
-    "\x01": "is not YAML",
     "a: 1\n\tb: 2": "is not YAML",
 }
 
@@ -265,28 +225,6 @@ def test_files_that_cannot_be_read(directory: Path) -> None:
     for content, why in {b"\xff": "not UTF-8", b"#" * (MAX_CONFIG_BYTES + 1): "more than"}.items():
         with pytest.raises(ConfigError, match=why):
             read(directory, content)
-
-
-def test_aliases_do_not_expand(directory: Path) -> None:
-    """Nine levels of nine aliases would expand to a billion nodes; each is visited at most once."""
-    levels = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
-    levels += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9)]
-    users = f"basic_auth_users: &b\n  alice: {HASH}\n"
-
-    with pytest.raises(ConfigError, match="too many nodes, aliases or levels"):
-        read(directory, "\n".join(levels))
-    with pytest.raises(ConfigError, match="too many nodes, aliases or levels"):
-        read(directory, users + "  bob: *b\n")
-
-
-def test_relative_paths_are_relative_to_the_file(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Paths do not depend on the working directory."""
-    monkeypatch.chdir("/")
-
-    assert read(directory, SERVER).tls is not None
-    assert read(directory, SERVER.replace("server", str(directory / "server"), 0)).tls is not None
 
 
 def test_certificates_inline(directory: Path) -> None:

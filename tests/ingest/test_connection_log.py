@@ -5,35 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from typing import Any
 
-import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from exporters import Start, until
 from intakes import Fed
 from peers import count, publisher
 from sidestep.app import run
-from sidestep.engines.items import encode_item
-from sidestep.engines.vllm.wire import VllmStep
-from sidestep.errors import WireError
 from sidestep.protocol import sender
 from sidestep.protocol.limits import VERSION, printable
 from sidestep.protocol.messages import (
     VERSIONS,
-    Batch,
     Bye,
     EngineInfo,
-    FromSender,
     Heartbeat,
     Hello,
-    check_engine,
-    encode,
 )
 from sidestep.telemetry.logs import _Json
-from socket_peers import connect
 
 NAMES = "sidestep.ingest.connection_log", "sidestep.ingest.health"
 RELEASES = {"vllm": "0.32.0", "sidestep": "0.1.0"}
@@ -113,15 +101,6 @@ def test_an_engine_that_stays_for_less_than_a_second_has_no_line(
     assert texts(caplog) == []
 
 
-def test_a_sender_of_an_older_release_has_no_versions(caplog: pytest.LogCaptureFixture) -> None:
-    """Its line is without."""
-    fed = Fed()
-    fed.send_hello("s", [EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})])
-    fed.advance(1.0)
-
-    assert texts(caplog) == ["engine e has connected: model m, stream s; its counters start at 0"]
-
-
 def test_an_engine_that_leaves_and_returns(caplog: pytest.LogCaptureFixture) -> None:
     """The engine returns as another process."""
     fed = connected()
@@ -137,80 +116,6 @@ def test_an_engine_that_leaves_and_returns(caplog: pytest.LogCaptureFixture) -> 
     assert left == ["engine ns/m/0 has left: its process has closed the connection"]
     assert returned.startswith("engine ns/m/0 has connected: model m, vllm 0.32.0")
     assert returned.endswith("; a new process, its counters go on")
-
-
-def test_an_engine_that_falls_silent_and_returns(caplog: pytest.LogCaptureFixture) -> None:
-    """The lines of its health are enough, unless another process returns."""
-    fed = connected()
-    texts(caplog)
-    fed.advance(60.0)
-    assert [text.partition(":")[0] for text in texts(caplog)] == ["engine ns/m/0 is unreachable"]
-    beat(fed)
-    beat(fed)
-    (same,) = texts(caplog)
-    fed.advance(60.0)
-    texts(caplog)
-    fed.restart("s")
-    fed.send_hello("s", [ENGINE])
-    fed.advance(1.0)
-    fed.advance(1.0)
-
-    assert same.startswith("engine ns/m/0 is no longer unreachable")
-    assert "a new process, its counters go on" in "".join(texts(caplog))
-
-
-def test_a_process_that_is_replaced_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Before its predecessor was silent for long."""
-    fed = connected()
-    texts(caplog)
-    fed.restart("s")
-    fed.send_hello("s", [ENGINE])
-    fed.advance(1.0)
-
-    assert texts(caplog) == ["engine ns/m/0: stream s has a new process; streams that feed it: 1"]
-
-
-def test_further_streams_of_an_engine(caplog: pytest.LogCaptureFixture) -> None:
-    """Such as those of more front ends."""
-    fed = connected()
-    texts(caplog)
-    for name in ("t", "u"):
-        fed.send_hello(name, [ENGINE])
-    fed.advance(1.0)
-    come = texts(caplog)
-    for _ in range(61):
-        for name in "stu":
-            beat(fed, name)
-    fed.send("t", Bye(fed.incarnation("t"), 0))
-    fed.advance(1.0)
-
-    assert come == ["engine ns/m/0: streams t, u has connected; streams that feed it: 3"]
-    assert texts(caplog) == ["engine ns/m/0: stream t has left; streams that feed it: 2"]
-
-
-def test_a_stream_that_falls_silent_has_not_left(caplog: pytest.LogCaptureFixture) -> None:
-    """Another one still feeds the engine; it returns as it was."""
-    fed = connected()
-    fed.send_hello("t", [ENGINE])
-    beat(fed, "t")
-    texts(caplog)
-    for _ in range(100):
-        beat(fed)
-    silent = texts(caplog)
-    beat(fed, "t")
-
-    assert silent == []
-    assert texts(caplog) == ["engine ns/m/0: stream t has connected; streams that feed it: 2"]
-
-
-def test_each_engine_of_a_stream_has_its_line(caplog: pytest.LogCaptureFixture) -> None:
-    """However many there are."""
-    fed = Fed()
-    labels = [{"engine": str(number), "model_name": "m"} for number in range(100)]
-    fed.send_hello("s", [EngineInfo(f"e{each['engine']}", "vllm", each) for each in labels])
-    fed.advance(1.0)
-
-    assert len(texts(caplog)) == 100
 
 
 @pytest.mark.parametrize("is_new", [False, True], ids=["same", "new"])
@@ -294,48 +199,6 @@ def test_an_unprintable_text_is_named(field: str, caplog: pytest.LogCaptureFixtu
     assert fed.rejected == {("not_printable",): 1}
 
 
-@given(st.text(max_size=256).filter(lambda text: not text.isprintable()))
-def test_a_refused_text_is_one_short_line(text: str) -> None:
-    """Whatever it contains."""
-    with pytest.raises(WireError) as caught:
-        check_engine(EngineInfo("e", "vllm", {"model_name": text}))
-    assert str(caught.value).isprintable()
-    assert len(str(caught.value)) < 1000
-
-
-HELLO = Hello(VERSION, "s", 1, 1, 1, [ENGINE])
-TOO_LONG = Hello(VERSION, "s", 1, 1, 1, [EngineInfo("e", "vllm", {"model_name": "m" * 300})])
-REFUSED: dict[str, list[FromSender | bytes]] = {
-    "connection 73: bad_schema: ": [b"nonsense"],
-    "stream s: bad_schema: ": [HELLO, b"nonsense"],
-    "stream s: bad_schema: Expected `str` of length <= 256 - at labels of engine 0": [TOO_LONG],
-    "an item of stream s: bad_item: ": [HELLO, Batch(1, 1, [msgspec.Raw(b"\xc0")])],
-    "an item of stream s: unknown_engine": [
-        HELLO, Batch(1, 1, [msgspec.Raw(encode_item(VllmStep(7, 1.0, 1.0)))]),
-    ],
-    "an item of stream s: too_big: 300005 bytes": [
-        HELLO, Batch(1, 1, [msgspec.Raw(msgspec.msgpack.encode(b"x" * 300_000))]),
-    ],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("line", REFUSED)
-def test_each_refusal_names_its_sender(line: str, caplog: pytest.LogCaptureFixture) -> None:
-    """A frame, a Hello and an item."""
-    fed = Fed()
-    for message in REFUSED[line]:
-        frame = message if isinstance(message, bytes) else encode(message)
-        fed.intake.accept(b"s", [frame], 0.0)
-        while fed.intake.busy:
-            fed.intake.work()
-    (found,) = [text for text in texts(caplog) if text.startswith("refused")]
-
-    assert found.startswith(f"refused {line}")
-    ((reason, last),) = fed.intake.refusals.items()
-    assert f"refused {last}" == found.partition("; ")[0]
-    assert fed.rejected == {(reason,): 1}
-
-
 async def test_a_sender_of_another_protocol_is_seen_at_both_ends(
     start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -363,18 +226,3 @@ async def test_an_exporter_without_engines_says_how_to_connect_one(
         await until(lambda: expected in caplog.text)
 
     assert "`sidestep doctor`" in caplog.text
-
-
-@pytest.mark.parametrize("way", ["engine", "source"])
-async def test_an_exporter_with_engines_has_no_such_line(
-    way: str, start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Nor one whose engines need no plugin."""
-    monkeypatch.setattr(run, "ABSENT_AFTER", 0.5)
-    flags: dict[str, Any] = {"subscribe": ("load=tcp://127.0.0.1:1",)} if way == "source" else {}
-    async with start(**flags) as exporter, connect(exporter) as peer:
-        if way == "engine":
-            await peer.send_hello()
-        await asyncio.sleep(1.0)
-
-    assert "no engine has connected" not in caplog.text

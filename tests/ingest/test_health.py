@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from collections.abc import Sequence
 
-import msgspec
 import pytest
 
 from intakes import Fed
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import SchedulerStats, VllmStep
 from sidestep.ingest.local_stream import ServerFeed
-from sidestep.protocol.iteration_stats import IterationStats
-from sidestep.protocol.limits import COUNT_LIMIT, MAX_ENGINES_PER_STREAM, VALUE_LIMIT
+from sidestep.protocol.limits import COUNT_LIMIT, VALUE_LIMIT
 from sidestep.protocol.messages import CORE, FRONT_END, Bye, EngineInfo, Heartbeat
-from sidestep.protocol.progress import ASLEEP, MAX_FRAMES, STARTING, Progress
+from sidestep.protocol.progress import ASLEEP, STARTING, Progress
 from sidestep.snapshot.capture import restore
 from sidestep.tracking.health.states import EngineState, Health, Reason
 from sidestep_adapters.triton.wire import ModelStats, TritonStats
@@ -103,18 +100,6 @@ def test_a_step_that_does_not_end_is_logged_with_the_innermost_frames(
     assert health(fed).stack == ()
 
 
-def test_lines_of_an_engine_that_stalls_again_and_again_are_limited(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """A peer can cause transitions as often as it likes: a line a minute for each engine and state."""
-    fed = working()
-    for _ in range(20):
-        run(fed, 1, Progress(0, unfinished=1, step_age=1000.0))
-        run(fed, 1, WORKING)
-
-    assert len(messages(caplog)) == 2
-
-
 def test_a_silent_process_is_stalled_then_unreachable(caplog: pytest.LogCaptureFixture) -> None:
     """Also in the middle of a step, the reason is the silence: nobody knows whether the step has ended."""
     fed = working()
@@ -191,21 +176,6 @@ def test_a_core_that_is_killed_with_its_server_is_unreachable_soon(
     assert state(fed) is EngineState.OK
 
 
-def test_a_server_that_ends_in_order_is_never_unreachable(caplog: pytest.LogCaptureFixture) -> None:
-    """Its core says goodbye later than its API servers, and sends heartbeats until then."""
-    fed = working()
-    fed.send_hello("api0", [info(role=FRONT_END)])
-    run(fed, 1, WORKING)
-    fed.send("api0", Bye(fed.incarnation("api0"), 0))
-    run(fed, 5, WORKING)
-    assert state(fed) is EngineState.OK
-    fed.advance(0.5)
-    fed.send("core", Bye(fed.incarnation("core"), 0))
-    fed.advance(1.0)
-    assert state(fed) is EngineState.STOPPED
-    assert messages(caplog) == []
-
-
 def test_one_of_two_api_servers_that_stands(caplog: pytest.LogCaptureFixture) -> None:
     """The engine works for the other; the log names the one whose event loop stands, and its stack."""
     fed = working()
@@ -265,33 +235,6 @@ def test_the_last_front_end_decides_where_there_is_no_core(
     assert state(fed) is expected
 
 
-def test_a_new_process_has_not_the_progress_of_its_predecessor() -> None:
-    """One that reports none may have replaced one that was stuck."""
-    fed = working()
-    run(fed, 3, Progress(0, unfinished=2, step_age=500.0))
-    assert state(fed) is EngineState.STALLED
-
-    fed.restart("core")
-    fed.send_hello("core", [info()])
-    run(fed, 20)
-    assert state(fed) is EngineState.STARTING
-    fed.advance(20.0)
-    assert state(fed) is EngineState.STARTING
-
-
-def test_an_engine_without_progress_is_ok_while_items_arrive() -> None:
-    """Its silence is judged by its streams alone."""
-    fed = Fed(now=1000.0)
-    fed.send_hello("core", [info()])
-    fed.items("core", [encode_item(VllmStep(0, 1.0, 1.0, None, IterationStats(1)))])
-    fed.advance(2.0)
-    assert state(fed) is EngineState.OK
-    fed.advance(15.0)
-    assert state(fed) is EngineState.IDLE
-    fed.advance(20.0)
-    assert state(fed) is EngineState.UNREACHABLE
-
-
 def test_engines_of_a_snapshot_have_half_a_minute_to_connect() -> None:
     """After the exporter's restart a missing engine is starting at first; one that had ended has stopped."""
     fed = working()
@@ -313,16 +256,6 @@ def test_engines_of_a_snapshot_have_half_a_minute_to_connect() -> None:
             other.advance(3.0)
             assert state(other) is EngineState.UNREACHABLE
             assert state(other, "ns/m/1") is EngineState.STOPPED
-
-
-def test_a_snapshot_holds_no_progress() -> None:
-    """Progress of before is not true after a restart; of the heartbeat the counts stay."""
-    fed = working()
-    report(fed, Progress(0, unfinished=7, step_age=9.0, stack=STACK))
-    stream = fed.intake.receiver.streams["core"]
-
-    assert stream.beat == Heartbeat(fed.incarnation("core"), 0, 0)
-    assert not any(b"core.py" in piece for piece in fed.snapshot())
 
 
 @pytest.mark.parametrize("pause", [20.0, 40.0, 400.0])
@@ -347,19 +280,6 @@ def test_an_exporter_that_was_stopped_blames_nobody(
     # Whoever does not return is found as soon as without a pause.
     fed.advance(9.0)
     assert state(fed) is EngineState.STALLED
-
-
-def test_a_heartbeat_that_arrived_during_the_pause_is_as_old_as_the_pause_is_short() -> None:
-    """A heartbeat that is read before the first evaluation after a pause counts from then on."""
-    fed = working()
-    fed.now += 20.0
-    report(fed, Progress(0, unfinished=1, step_age=1.0))
-    fed.advance(1.0)
-
-    assert state(fed) is EngineState.OK
-    age = health(fed).step_age
-    assert age is not None
-    assert 1.0 <= age <= 3.0
 
 
 ABSURD = {
@@ -407,54 +327,6 @@ def test_frames_that_are_not_printable_become_so(caplog: pytest.LogCaptureFixtur
     assert list(health(fed).stack) == ["a?ERROR fake", "?[31mred", "x" * 200, "?evil", ""]
     (line,) = messages(caplog)
     assert line.isprintable()
-
-
-def test_a_stack_that_is_too_deep_is_refused() -> None:
-    """So are more engines than a stream can have."""
-    fed = working()
-    report(fed, Progress(0, stack=["f"] * (MAX_FRAMES + 1)))
-    report(fed, *[Progress(0)] * (MAX_ENGINES_PER_STREAM + 1))
-
-    assert fed.rejected == {("bad_schema",): 2}
-
-
-def test_the_memory_of_progress_is_bounded() -> None:
-    """Of each stream and engine there is one report, with at most 48 frames of 200 bytes."""
-    fed = Fed(now=1000.0)
-    infos = [info(f"ns/m/{n}") for n in range(MAX_ENGINES_PER_STREAM)]
-    fed.send_hello("core", infos)
-    wide = ["\U0001f600" * 256] * MAX_FRAMES
-    deep = [Progress(0, unfinished=1, step_age=999.0, stack=wide)]
-    tracemalloc.start()
-    try:
-        before, _ = tracemalloc.get_traced_memory()
-        for number in range(MAX_ENGINES_PER_STREAM):
-            deep[0].engine = number
-            report(fed, *deep * 19)
-        fed.advance(1.0)
-        after, _ = tracemalloc.get_traced_memory()
-        assert after - before < MAX_ENGINES_PER_STREAM * 16e3
-        fed.send("core", Bye(1, 0))
-        fed.advance(8.0)
-        ended, _ = tracemalloc.get_traced_memory()
-        assert ended - before < MAX_ENGINES_PER_STREAM * 3e3
-    finally:
-        tracemalloc.stop()
-
-
-def test_all_engines_are_evaluated_in_a_second() -> None:
-    """In batches, between which the exporter receives."""
-    fed = Fed(now=1000.0)
-    for stream in range(4):
-        infos = [info(f"ns/{stream}/{n}") for n in range(MAX_ENGINES_PER_STREAM)]
-        fed.send_hello(f"core{stream}", infos)
-        report(fed, *(Progress(n) for n in range(len(infos))), stream=f"core{stream}")
-    for _ in range(20):
-        fed.now += 0.05
-        fed.intake.health.update(fed.now)
-
-    states = [found.state for _, found in fed.intake.health]
-    assert states == [EngineState.IDLE] * 1024
 
 
 MODEL = EngineInfo("triton/t/m/1", "triton", {"model": "m", "version": "1"})
@@ -505,32 +377,6 @@ def test_a_polled_server_of_a_snapshot_is_expected_until_its_first_answer() -> N
     assert state(other, MODEL.id) is EngineState.UNREACHABLE
 
 
-def test_a_polled_server_that_answers_nothing_is_unreachable_with_its_gauges_stale() -> None:
-    """Until then it is slow, which loading a model can make it."""
-    fed, feed = polled()
-    fed.advance(20.0)
-    assert state(fed, MODEL.id) is EngineState.IDLE
-
-    feed.mark_seen(fed.now)
-    feed.mark_stale()
-    fed.advance(1.0)
-    assert state(fed, MODEL.id) is EngineState.UNREACHABLE
-
-    feed.mark_answered(fed.now)
-    fed.advance(1.0)
-    assert state(fed, MODEL.id) is EngineState.IDLE
-
-
-def test_a_model_that_the_server_has_unloaded_has_no_health() -> None:
-    """An unloaded model is neither stopped nor unreachable: it is not there."""
-    fed, feed = polled()
-    fed.advance(1.0)
-    feed.apply(MODEL, TritonStats(0, fed.now, 1e9, None, 0))
-    assert fed.intake.registry.engines[MODEL.id].absent
-
-    assert list(fed.intake.health) == []
-
-
 def test_the_metrics_of_a_stalled_engine() -> None:
     """One state is 1; reason and ages have samples where they are known."""
     fed = working()
@@ -554,27 +400,6 @@ def test_the_metrics_of_a_stalled_engine() -> None:
     stalls = samples(fed, "sidestep_engine_stalled_seconds")
     assert stalls.keys() == {(*labels, "no_steps")}
     assert 40.0 <= stalls[(*labels, "no_steps")] <= 42.0
-
-
-def test_a_front_end_reports_no_steps() -> None:
-    """Its requests are counted, and the age of a step is not its to know."""
-    fed = Fed(now=1000.0)
-    fed.send_hello("api", [info(role=FRONT_END)])
-    run(fed, 2, Progress(0, unfinished=4, step_age=1.0), stream="api")
-
-    assert samples(fed, "sidestep_engine_step_age_seconds") == {}
-    assert list(samples(fed, "sidestep_engine_unfinished_requests").values()) == [4.0]
-
-
-def test_a_heartbeat_of_an_earlier_release_has_no_progress() -> None:
-    """Heartbeats without the new field are read as before."""
-    fed = Fed(now=1000.0)
-    fed.send_hello("core", [info()])
-    old = msgspec.msgpack.encode(["b", fed.incarnation("core"), 0, 0, 1, 2, 3])
-    fed.intake.accept(b"core", [old], fed.now)
-
-    assert fed.intake.receiver.streams["core"].dropped == 1
-    assert fed.rejected == {}
 
 
 def gauges(fed: Fed, running: int, stream: str = "core") -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from intakes import Fed
 from sidestep.engines.items import encode_item
-from sidestep.engines.sglang import wire as sglang
 from sidestep.engines.vllm.wire import SchedulerStats, VllmStep
 from sidestep.metrics import exposed_engines
 from sidestep.metrics.exposed_engines import (
@@ -18,7 +17,6 @@ from sidestep.metrics.exposed_engines import (
 )
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import CORE, ENGINE_CORE, FRONT_END, Bye, EngineInfo, Heartbeat
-from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep.snapshot.capture import restore
 
 INFO = {"cache_config": {"block_size": "16"}}
@@ -111,17 +109,6 @@ def restarts(fed: Fed) -> dict[str, float]:
     return {sample.labels["engine"]: sample.value for m in found for sample in m.samples}
 
 
-def test_a_goodbye_marks_the_engine_as_down(fed: Fed) -> None:
-    """Its gauges stay as long as after any other last message."""
-    for number, stream in enumerate(("one", "two"), start=1):
-        fed.send(stream, Bye(number, 1))
-
-    assert up(fed) == {"e": 0.0}
-    assert "vllm:num_requests_running" in fed.page
-    fed.advance(GAUGES_EXPIRE_SECONDS + 1)
-    assert "vllm:num_requests_running" not in fed.page
-
-
 def test_a_returning_engine_has_its_totals(fed: Fed) -> None:
     """A pod may have moved or slept; its stream needs a new Hello."""
     fed.advance(ENGINE_EXPIRES_SECONDS + 1)
@@ -134,15 +121,6 @@ def test_a_returning_engine_has_its_totals(fed: Fed) -> None:
     fed.items("one", [step(2)])
     assert 'vllm:generation_tokens_total{engine="e",model_name="m"} 12' in fed.page
     assert up(fed) == {"e": 1.0}
-
-
-def test_totals_of_a_retired_engine_survive_a_restart(fed: Fed) -> None:
-    """The next exporter exposes them once the engine returns."""
-    fed.advance(ENGINE_EXPIRES_SECONDS + 1)
-    other = fed.restarted(fed.snapshot())
-    other.items("one", [step(1)])
-
-    assert 'vllm:generation_tokens_total{engine="e",model_name="m"} 11' in other.page
 
 
 def test_totals_expire(fed: Fed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,24 +157,6 @@ def test_an_engine_that_returns_with_other_labels_restarts(fed: Fed) -> None:
 
     assert 'model_name="m"' not in fed.page
     assert 'vllm:generation_tokens_total{engine="e",model_name="another"} 0' in fed.page
-
-
-def test_self_described_gauges_expire_too(fed: Fed) -> None:
-    """Their share of the limits is free again."""
-    families = [
-        Family("own_state", "gauge", ["k"], [Sample([str(n)], 1.0) for n in range(9)]),
-        Family("own_total", "counter", [], [Sample([], 4.0)]),
-    ]
-    fed.items("one", [encode_item(Samples(0, 1.0, families))])
-    series = fed.intake.registry.quota.series
-    fed.advance(GAUGES_EXPIRE_SECONDS + 1)
-
-    assert "own_state" not in fed.page
-    assert "own_total" in fed.page
-    fed.restart("one")
-    fed.send_hello("one", [engine()])
-    assert "own_state" not in fed.page
-    assert fed.intake.registry.quota.series == series - 9
 
 
 def test_a_jump_of_the_wall_clock_changes_nothing() -> None:
@@ -299,30 +259,3 @@ def test_a_frozen_core_stays_silent_over_the_exporters_restart(tapped: Fed) -> N
     restarted.send_hello("core", [with_role(CORE, ENGINE_CORE)])
     assert up(restarted) == {"e": 1.0}
     assert RUNNING in restarted.page
-
-
-def test_an_engine_that_returns_without_its_tap_is_up(tapped: Fed) -> None:
-    """A front end without the tap's feature shows that no stream of a core will follow."""
-    advance_without(tapped, SILENT)
-    tapped.restart("api")
-    tapped.send_hello("api", [with_role("")])
-
-    assert up(tapped) == {"e": 1.0}
-
-
-def test_a_silent_scheduler_of_sglang_counts_by_itself() -> None:
-    """A scheduler's gauges become stale while the server's other processes still send."""
-    made = Fed()
-    ranks = {"engine_type": "unified", "pp_rank": "0", "tp_rank": "0", "moe_ep_rank": "0"}
-    scheduler = EngineInfo("s", "sglang", {"model_name": "m", **ranks}, role=CORE)
-    tokenizer = EngineInfo("t", "sglang", {"model_name": "m", "engine_type": "unified"})
-    made.send_hello("scheduler", [scheduler])
-    made.send_hello("tokenizer", [tokenizer])
-    stats = sglang.SglangSchedulerStats(num_used_tokens=5)
-    made.items("scheduler", [encode_item(sglang.SglangStats(0, 1.0, 1.0, stats))])
-    assert "sglang:num_used_tokens{" in made.page
-
-    advance_without(made, SILENT, "tokenizer")
-
-    assert up(made) == {"s": 0.0, "t": 1.0}
-    assert "sglang:num_used_tokens{" not in made.page

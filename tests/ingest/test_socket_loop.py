@@ -182,22 +182,6 @@ async def test_a_refused_hello_changes_nothing(start: Start) -> None:
         assert exporter.registry.engines["s0"].feeds.streams == {1}
 
 
-async def test_restarts_of_a_stream_leave_one_stream(start: Start) -> None:
-    """So the state per stream is bounded."""
-    async with start() as exporter, connect(exporter) as peer:
-        info = EngineInfo("s0", "vllm", LABELS)
-        for incarnation in range(1, 300):
-            await peer.send(Hello(VERSION, "s", incarnation, 1, 1, [info]))
-            await peer.send(Bye(incarnation, 0))
-        await peer.send(Hello(VERSION, "s", 299, 2, 1, [info]))
-        answer = await peer.receive()
-        while not (isinstance(answer, Ack) and answer.nonce == 2):
-            answer = await peer.receive()
-
-        assert len(exporter.ingest.intake.bindings.engines) == 1
-        assert exporter.registry.engines["s0"].feeds.streams == {299}
-
-
 async def test_a_large_batch_does_not_block_the_loop(start: Start) -> None:
     """A large batch is applied in slices, so a page is served while thousands of items wait."""
     async with start() as exporter, connect(exporter) as peer:

@@ -45,34 +45,6 @@ def test_invalid_values_are_refused_and_counted(observed: list[float]) -> None:
     assert math.isfinite(histogram.sum)
 
 
-around = [math.nextafter(bound, to) for bound in BOUNDS for to in (0.0, math.inf)]
-
-
-@given(st.lists(values | st.integers(-3, 90) | st.sampled_from(around) | st.floats(), max_size=40))
-def test_batch_equals_single_observations(observed: list[float]) -> None:
-    """This holds for any size and any numbers."""
-    batch, each = Histogram(BOUNDS), Histogram(BOUNDS)
-
-    refused = batch.observe_many(list(observed))
-
-    assert refused == sum(map(each.observe, observed))
-    assert batch.counts == each.counts
-    assert math.isclose(batch.sum, each.sum, rel_tol=1e-12)
-
-
-@given(values, st.integers(0, 1000))
-def test_run_equals_repeated_observations(value: float, count: int) -> None:
-    """A run is one call for equal values."""
-    run, each = Histogram(BOUNDS), Histogram(BOUNDS)
-
-    run.observe_run(value, count)
-    each.observe_many([value] * count)
-
-    assert run.counts == each.counts
-    assert math.isclose(run.sum, each.sum, rel_tol=1e-12)
-    assert run.observe_run(-1.0, 3) == 3
-
-
 @given(st.lists(st.tuples(values | st.sampled_from([-1.0, math.nan, math.inf]), st.integers(1, 9))))
 def test_weights_equal_repeated_observations(observed: list[tuple[float, int]]) -> None:
     """Refused values count by their weight, too."""

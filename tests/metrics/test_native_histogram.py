@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -26,9 +25,8 @@ from sidestep.protocol.limits import COARSEST, FINEST, VALUE_LIMIT
 
 BOUNDS = DEFAULTS["inter_token_latency"]
 SCHEMAS = st.integers(COARSEST, FINEST)
-latencies = st.floats(1e-4, 100.0)
 counted = st.one_of(
-    latencies,
+    st.floats(1e-4, 100.0),
     st.floats(0.0, VALUE_LIMIT),
     st.sampled_from([0.0, ZERO_THRESHOLD, math.nextafter(ZERO_THRESHOLD, 1.0), *BOUNDS]),
     st.integers(-60, 60).map(lambda part: 2.0 ** (part / 8)),
@@ -47,19 +45,6 @@ def observed(values: list[float], schema: int = 3) -> NativeHistogram:
     for value in values:
         found.observe(value)
     return found
-
-
-def quantile(histogram: NativeHistogram, share: float) -> float:
-    """Return a quantile as Prometheus computes it: linear within the bucket of the rank."""
-    rank = share * sum(histogram.counts)
-    before = histogram.zeros
-    for index in sorted(histogram.buckets):
-        count = histogram.buckets[index]
-        if before + count >= rank:
-            low, high = upper(histogram.schema, index - 1), upper(histogram.schema, index)
-            return low + (high - low) * max(rank - before, 0.0) / count
-        before += count
-    return 0.0
 
 
 @given(SCHEMAS, st.floats(math.nextafter(ZERO_THRESHOLD, 1.0), VALUE_LIMIT))
@@ -108,20 +93,6 @@ def test_batch_equals_single_observations(values: list[float], schema: int) -> N
     assert (batch.counts, batch.sum) == (classic.counts, classic.sum)
 
 
-@given(st.lists(st.tuples(anything, st.integers(0, 9)), max_size=40))
-def test_weights_and_runs_equal_repeated_observations(values: list[tuple[float, int]]) -> None:
-    """Both parts are equal."""
-    weighted, runs = NativeHistogram(BOUNDS), NativeHistogram(BOUNDS)
-    each = observed([value for value, count in values for _ in range(count)])
-
-    weighted.observe_weighted(list(values))
-    for value, count in values:
-        runs.observe_run(value, count)
-
-    assert state(weighted) == state(runs) == state(each)
-    assert weighted.counts == runs.counts == each.counts
-
-
 @given(st.lists(counted, max_size=400), SCHEMAS)
 def test_native_and_classic_counts_are_equal(values: list[float], schema: int) -> None:
     """The number of buckets is limited."""
@@ -131,16 +102,6 @@ def test_native_and_classic_counts_are_equal(values: list[float], schema: int) -
     assert histogram.zeros + sum(histogram.buckets.values()) == len(values)
     assert sum(histogram.counts) == len(values)
     assert len(histogram.buckets) <= MAX_BUCKETS
-
-
-def test_resolution_is_halved_at_the_bucket_limit() -> None:
-    """The counts equal those of a histogram that started with the coarser schema."""
-    values = [2.0 ** (part / 8) for part in range(-300, 300)]
-    histogram = observed(values)
-
-    assert histogram.schema == 1
-    assert len(histogram.buckets) <= MAX_BUCKETS
-    assert state(histogram) == state(observed(values, 1))
 
 
 @given(st.lists(counted, max_size=60), st.lists(counted, max_size=60), SCHEMAS, SCHEMAS)
@@ -157,19 +118,6 @@ def test_merge_equals_one_histogram_of_all_values(
     assert state(merged) == state(together)
     assert merged.counts == together.counts
     assert math.isclose(merged.sum, sum(some) + sum(others), rel_tol=1e-12, abs_tol=1e-30)
-
-
-@given(st.lists(latencies, min_size=1, max_size=300), st.floats(0.0, 1.0), st.integers(0, 5))
-def test_quantile_error_is_at_most_one_bucket_width(
-    values: list[float], share: float, schema: int
-) -> None:
-    """The width is that of the final schema."""
-    histogram = observed(values, schema)
-    values.sort()
-    exact = values[max(math.ceil(share * len(values)) - 1, 0)]
-    width = 2.0 ** (1 / (1 << histogram.schema)) - 1 if histogram.schema >= 0 else math.inf
-
-    assert abs(quantile(histogram, share) - exact) <= width * exact * (1 + 1e-9)
 
 
 @given(st.lists(counted, max_size=100), st.sampled_from(sorted(DEFAULTS)))
@@ -253,41 +201,3 @@ def test_schema_is_set_by_operator_then_catalogue_then_default() -> None:
     assert native.histogram(BOUNDS, "inter_token_latency").schema == 4
     assert native.histogram(BOUNDS, "reuses").schema == 3
     assert native.histogram(BOUNDS, "").created == 7.0
-
-
-OPERATIONS: list[Callable[[NativeHistogram, list[float]], object]] = [
-    lambda one, values: [one.observe(value) for value in values],
-    lambda one, values: one.observe_many([*values]),
-    lambda one, values: one.observe_run(values[0], len(values)),
-    lambda one, values: one.observe_weighted([(value, 2) for value in values]),
-    lambda one, values: one.merge(observed(values)),
-    lambda one, _: one.add([1] * len(one.counts), 1.0),
-]
-
-
-def exposed(histogram: NativeHistogram) -> tuple[object, ...]:
-    """Return a copy of everything that a page exposes of ``histogram``."""
-    return (
-        histogram.bounds,
-        [*histogram.counts],
-        histogram.sum,
-        histogram.schema,
-        histogram.zeros,
-        dict(histogram.buckets),
-    )
-
-
-@given(st.lists(st.tuples(st.sampled_from(OPERATIONS), st.lists(counted, min_size=1, max_size=8))))
-def test_a_copy_is_unaffected_by_later_observations(
-    some: list[tuple[Callable[[NativeHistogram, list[float]], object], list[float]]],
-) -> None:
-    """The histogram itself counts all of them."""
-    histogram, plain = NativeHistogram(BOUNDS), NativeHistogram(BOUNDS)
-    copies: list[tuple[NativeHistogram, tuple[object, ...]]] = []
-    for change, values in some:
-        copies.append((histogram.copy(), exposed(histogram)))
-        change(histogram, values)
-        change(plain, values)
-
-    assert all(exposed(found) == then for found, then in copies)
-    assert exposed(histogram) == exposed(plain)

@@ -33,10 +33,8 @@ MODELS = {
 """Engines; steps of the second one get six times as long from an empty batch to a full one."""
 CHAT = Mix(prompt=300.0, answer=300.0)
 RAG = Mix(prompt=4000.0, answer=150.0)
-HITS = Mix(prompt=4000.0, answer=150.0, cached=0.9)
 PREFILL = Mix(prompt=6000.0, answer=20.0)
 DOCUMENTS = Mix(prompt=30_000.0, answer=2.0, spread=0.3)
-MIXES = {"chat": CHAT, "RAG": RAG, "prefix hits": HITS, "prefill-heavy": PREFILL}
 SETTLED = 600.0
 """Seconds after a change by which the ratio is right."""
 MEAN = 300.0
@@ -105,14 +103,13 @@ def saturated(found: Ratios) -> int:
     return sum(ratio is not None and ratio >= 1 for ratio in found.values())
 
 
-@pytest.mark.parametrize("share", [0.3, 0.5, 0.8, 1.2])
-@pytest.mark.parametrize("mix", MIXES)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("share", [0.5, 1.2])
+@pytest.mark.parametrize(("model", "mix"), [*zip(MODELS, (CHAT, RAG, PREFILL), strict=True)])
 def test_a_constant_load_is_known_within_15_percent_of_the_knee(
-    model: str, mix: str, share: float
+    model: str, mix: Mix, share: float
 ) -> None:
     """Below four fifths of the knee the ratio is below 1; above the knee it stays above."""
-    found = run(MODELS[model], MIXES[mix], lambda _: share, 1800)
+    found = run(MODELS[model], mix, lambda _: share, 1800)
 
     for _, ratio in means(found, SETTLED):
         assert ratio == pytest.approx(share, abs=0.15)
@@ -122,8 +119,8 @@ def test_a_constant_load_is_known_within_15_percent_of_the_knee(
         assert saturated({t: r for t, r in found.items() if t > SETTLED}) == 1200
 
 
-@pytest.mark.parametrize("share", [0.3, 0.5, 0.8, 1.2])
-@pytest.mark.parametrize("answer", [1.0, 2.0, 20.0])
+@pytest.mark.parametrize("share", [0.5, 1.2])
+@pytest.mark.parametrize("answer", [1.0, 20.0])
 def test_chunks_of_very_long_prompts_are_load(answer: float, share: float) -> None:
     """Where no step is short, since each computes all the tokens that it may."""
     model = Model(slots=64, budget=512, room=400_000)
@@ -137,18 +134,16 @@ def test_chunks_of_very_long_prompts_are_load(answer: float, share: float) -> No
 CHANGES = {
     "chat to RAG": (CHAT, 0.7, RAG, 0.95),
     "chat to too much RAG": (CHAT, 0.7, RAG, 1.2),
-    "RAG to prefix hits": (RAG, 0.7, HITS, 0.5),
     "RAG to chat": (RAG, 0.95, CHAT, 0.5),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("model", MODELS)
-def test_a_change_of_mix_is_known_after_10_minutes(model: str, change: str) -> None:
+def test_a_change_of_mix_is_known_after_10_minutes(change: str) -> None:
     """Nothing that was learned about the requests before it stands in the way."""
     before, low, after, high = CHANGES[change]
     found = run(
-        MODELS[model],
+        MODELS["48 slots"],
         lambda now: before if now < 1200 else after,
         lambda now: low if now < 1200 else high,
         3600,
@@ -161,31 +156,30 @@ def test_a_change_of_mix_is_known_after_10_minutes(model: str, change: str) -> N
     assert saturated({t: r for t, r in found.items() if t > 1200 + SETTLED}) == 0 or high > 0.8
 
 
-@pytest.mark.parametrize("mix", ["chat", "RAG"])
-@pytest.mark.parametrize("model", MODELS)
-def test_bursts_of_20_seconds_hardly_saturate(model: str, mix: str) -> None:
+@pytest.mark.parametrize("model", ["16 slots", "small KV cache"])
+def test_bursts_of_20_seconds_hardly_saturate(model: str) -> None:
     """At two and a half times a mean load of 0.7, the ratio is 1 or more for at most 3 % of an hour."""
-    found = run(MODELS[model], MIXES[mix], lambda now: 1.75 if now % 120 < 20 else 0.49, 3600)
+    found = run(MODELS[model], RAG, lambda now: 1.75 if now % 120 < 20 else 0.49, 3600)
 
     for _, ratio in means(found, SETTLED):
         assert ratio == pytest.approx(0.7, abs=0.2)
     assert saturated(found) <= 0.03 * 3600
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_a_prefix_cache_that_fills_relieves_the_engine(model: str) -> None:
+def test_a_prefix_cache_that_fills_relieves_the_engine() -> None:
     """The same requests are less and less of what the engine can serve."""
-    rate = 0.8 * capacity(MODELS[model], RAG)
+    model = MODELS["16 slots"]
+    rate = 0.8 * capacity(model, RAG)
 
     def mix(now: float) -> Mix:
         return Mix(RAG.prompt, RAG.answer, cached=round(min(now / 1200, 1.0) * 0.8, 1))
 
-    looks = Simulation(MODELS[model], mix, lambda _: rate, 7).looks(3000)
-    found = ratios(MODELS[model], looks)
+    looks = Simulation(model, mix, lambda _: rate, 7).looks(3000)
+    found = ratios(model, looks)
 
     assert saturated(found) <= 60
     for _, ratio in means(found, 1200 + SETTLED):
-        assert ratio == pytest.approx(rate / capacity(MODELS[model], mix(3000)), abs=0.15)
+        assert ratio == pytest.approx(rate / capacity(model, mix(3000)), abs=0.15)
 
 
 def test_there_is_no_ratio_in_the_first_minute() -> None:

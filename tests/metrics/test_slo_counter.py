@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from intakes import CORE_RUNS, Fed, samples, steps
-from metric_families import families
 from sidestep.catalog.slo import SLO_REQUESTS, SLO_UNDECIDED, Limit, Objective
 from sidestep.config.objectives import parse
 from sidestep.engines.dialects import DIALECTS
@@ -19,16 +18,11 @@ from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import Item, encode_item
 from sidestep.engines.slo import resolve
 from sidestep.engines.vllm.wire import VllmStep
-from sidestep.exposition import json_format, protobuf_page
-from sidestep.exposition.engine_values import copied
-from sidestep.exposition.series_filter import SeriesFilter
-from sidestep.exposition.text_page import render
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.native_histogram import NativeHistogram, NativeSettings
 from sidestep.metrics.slo_counter import SloCounter
 from sidestep.metrics.totals_codec import decode_totals
 from sidestep.protocol import messages
-from sidestep.protocol.engine_totals import Child, EngineTotals, Head, Totals
 from sidestep.protocol.iteration_stats import FinishedRequestStats, IterationStats
 from sidestep.protocol.messages import EngineInfo, Settings
 from sidestep.protocol.self_described import Family, Sample, Samples
@@ -36,7 +30,6 @@ from sidestep.protocol.self_described import Family, Sample, Samples
 VLLM = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})
 LABELS = {"engine_type": "unified", "model_name": "m"}
 SGLANG = EngineInfo("t", "sglang", LABELS)
-RANKS = ("moe_ep_rank", "pp_rank", "tp_rank")
 TTFT = "vllm:time_to_first_token_seconds"
 # On a bound, between two, under the lowest, over the highest.
 THRESHOLDS = (0.25, 0.35, 0.0005, 5000.0)
@@ -123,42 +116,6 @@ def test_every_way_to_observe_counts_once(
     assert counts == expected(everything, **thresholds)
 
 
-def test_merging_and_changed_bounds_count_nothing() -> None:
-    """Pages merge histograms that have been counted already."""
-    requests: dict[tuple[str, ...], int | float] = {}
-    for plain in (Histogram((1.0,)), NativeHistogram((1.0,))):
-        found = plain.copy()
-        found.slo_counter = SloCounter(requests, {}, [Limit("a", 0.5)])
-        found.observe_many([0.1, 0.7])
-        before = dict(requests)
-        plain.merge(found)
-        other = found.with_bounds((0.2, 2.0))
-
-        assert requests == before
-        other.observe(0.3)
-        assert requests["good", "a"] == before["good", "a"] + 1
-
-
-@given(st.lists(st.floats(0.0, 20.0)), st.floats(0.1, 15.0) | st.sampled_from([0.5, 1.0, 10.0]))
-def test_bucket_that_the_threshold_divides_is_undecided(
-    found: list[float], threshold: float
-) -> None:
-    """If the threshold is a bound, all observations are decided."""
-    histogram = Histogram((0.5, 1.0, 10.0))
-    histogram.observe_many([*found])
-    requests: dict[tuple[str, ...], int | float] = {}
-    undecided: dict[tuple[str, ...], int | float] = {}
-    slo_counter = SloCounter(requests, undecided, [Limit("a", threshold)])
-    slo_counter.count_buckets(histogram.bounds, histogram.counts)
-    slo_counter.count_buckets(histogram.bounds, histogram.counts, ["a"])
-    exact = expected(found, a=threshold)
-
-    assert requests["good", "a"] <= exact["a", "good"]
-    assert requests["bad", "a"] <= exact["a", "bad"]
-    assert sum((*requests.values(), *undecided.values())) == len(found)
-    assert threshold not in histogram.bounds or not undecided
-
-
 @given(st.data())
 def test_counters_are_exact_over_folding_and_restarts(data: st.DataObject) -> None:
     """Observations arrive directly, folded or buffered, and processes restart."""
@@ -209,90 +166,6 @@ def test_folded_record_without_objectives_is_counted_by_its_buckets() -> None:
     assert counted(now.page, SLO_UNDECIDED) == {("ttft",): 3}
 
 
-def test_record_folded_in_parts_is_counted_once() -> None:
-    """Families that make a record too large are sent separately."""
-    family = Family("sglang:time_to_first_token_seconds", "histogram", ["is_streaming"])
-    family.samples = [Sample(["true"], observations=[0.1, 0.3, 0.5])]
-    bounds = [float(n) for n in range(250)]
-    items = [tokenizer(family)]
-    for number in range(10):
-        children = [Sample([str(n)], counts=[1 << 35] * 251, total=1.0) for n in range(60)]
-        items.append(tokenizer(Family(f"own_{number}", "histogram", ["k"], children, "", bounds)))
-    objective = messages.Objective("ttft", ["sglang:time_to_first_token_seconds"], 0.35)
-    for known in ([objective], []):
-        folder, node = ItemFolder(), fed(objectives("ttft=350ms"), SGLANG)
-        folder.settings = Settings(objectives=known)
-        assert all(folder.fold(item, [SGLANG]) for item in items)
-        folded = folder.seal()
-        for records in folded.frames:
-            node.aggregate("s", 1, [records])
-
-        assert sum(map(len, folded.frames)) > 10
-        assert counted(node.page) == {
-            ("ttft", "good"): 2 if known else 1, ("ttft", "bad"): 1,
-        }  # fmt: skip
-        assert counted(node.page, SLO_UNDECIDED) == ({} if known else {("ttft",): 1})
-        assert node.rejected == {}
-
-
-def test_accepted_families_are_counted_though_others_are_rejected() -> None:
-    """A rejected family of the same record counts nothing."""
-    node = fed(objectives("ttft=400ms"), SGLANG)
-    family = Family("sglang:time_to_first_token_seconds", "histogram", ["is_streaming"])
-    family.samples = [Sample(["true"], observations=[0.1, 0.3, 0.5])]
-    own = Family("own", "gauge", ["a"], [Sample(["x"], 1.0)])
-    node.items("s", [tokenizer(own)])
-    for kinds in (["own"], ["own", "ttft"]):
-        folder = ItemFolder()
-        folder.fold(tokenizer(family), [SGLANG])
-        folder.fold(tokenizer(Family("own", "gauge", ["b"], [Sample(["x"], 1.0)])), [SGLANG])
-        folded = folder.seal()
-        record = decode_totals(folded.frames[0][0])
-        if "ttft" in kinds:
-            (first,) = (one for one in record.totals.open if one.name == family.name)
-            first.labels = ["another"]
-        node.aggregate("s", folded.items, [[msgspec.msgpack.encode(record)]])
-
-        assert node.rejected == {("changed_family",): len(kinds)}
-        assert counted(node.page) == {("ttft", "good"): 2, ("ttft", "bad"): 1}
-    page = samples(node.page)
-    assert [v for series, v in page.items() if series.startswith(f"{family.name}_count")] == [3]
-
-
-def test_slo_counts_of_engines_without_latencies_are_ignored() -> None:
-    """Their dialect has no such family."""
-    triton = EngineInfo("t", "triton", {"model": "m", "version": "1"})
-    node = fed(objectives("ttft=350ms"), triton)
-    for labels in ([], ["good", "ttft"]):
-        head = Head(triton, {}, [], [], [], [SLO_REQUESTS])
-        record = EngineTotals(head, Totals(keyed=[[Child(labels, 1)]]))
-        node.aggregate("s", 1, [[msgspec.msgpack.encode(record)]])
-
-        assert node.rejected == {}
-        assert counted(node.page) == {}
-
-
-def test_hello_cannot_add_objectives() -> None:
-    """Only the operator configures them."""
-    engine = EngineInfo("e", "vllm", VLLM.labels, closed={"slo": ["mine", "ttft"]})
-
-    assert "sidestep_slo" not in fed((), engine).page
-    assert counted(fed(objectives("ttft=1s"), engine).page, SLO_UNDECIDED) == {}
-
-
-def test_family_named_repeatedly_is_counted_once() -> None:
-    """The exporter may send an objective with repeated families."""
-    sent = [messages.Objective(f"o{n}", [TTFT] * 16, 0.35) for n in range(64)]
-    folder = ItemFolder()
-    folder.settings = Settings(objectives=sent)
-    assert folder.fold(step([0.1, 0.5]), [VLLM])
-    record = decode_totals(folder.seal().frames[0][0])
-
-    children = record.totals.keyed[record.head.keyed.index(SLO_REQUESTS)]
-    assert {child.value for child in children} == {1}
-    assert len(children) == 2 * 64
-
-
 def test_objective_counts_from_its_configuration_on() -> None:
     """A new name starts at 0, a new threshold continues, and no counter decreases."""
     first = fed(objectives("ttft=350ms"))
@@ -311,65 +184,6 @@ def test_objective_counts_from_its_configuration_on() -> None:
     }  # fmt: skip
     assert counted(third.page) == {("late", "good"): 2, ("late", "bad"): 1}
     assert counted(fourth.page) == {}
-
-
-ALL = objectives(
-    "ttft=350ms", "inter_token=7ms", "e2e=3s", "queue=1ms", "time_per_output_token=9ms",
-    "availability", "prefill=11ms,family=vllm:request_prefill_time_seconds",
-)  # fmt: skip
-
-
-def pages(node: Fed) -> dict[str, list[bytes]]:
-    """Return the page in all formats."""
-    registry = node.intake.registry
-    choices = {
-        "pod": SeriesFilter().for_pod,
-        "thinned": SeriesFilter(bucket_thinning=3),
-        "kept": SeriesFilter(shown_buckets={"vllm:*": (0.25, 0.5), "sglang:*": (0.4,)}),
-        "dropped": SeriesFilter(dropped_labels=frozenset({"engine", "tp_rank"})),
-    }
-    texts = {
-        "text": render(registry),
-        "openmetrics": render(registry, openmetrics=True),
-        **{name: render(registry, chosen) for name, chosen in choices.items()},
-    }
-    return {
-        **{name: text.splitlines() for name, text in texts.items()},
-        "json": msgspec.json.decode(json_format.encode(copied(registry)), type=list[msgspec.Raw]),
-        "protobuf": [
-            family.SerializeToString() for family in families(protobuf_page.render(registry))
-        ],
-    }
-
-
-def without(pieces: list[bytes]) -> list[bytes]:
-    """Return the parts that are not about objectives."""
-    return [piece for one in pieces if b"sidestep_slo" not in (piece := bytes(one)) and piece]
-
-
-@pytest.mark.parametrize("native", [None, NativeSettings({}, lambda: 1.0, both=True)])
-def test_objectives_change_nothing_else_on_any_page(native: NativeSettings | None) -> None:
-    """All formats and views are byte-identical."""
-    with_them, bare = Fed(slo=ALL, native=native), Fed(native=native)
-    for run in ("core", "core_aborts", "core_lora", "sglang", "sglang_dp"):
-        for node in (with_them, bare):
-            node.feed(steps(run))
-    mine, theirs = pages(with_them), pages(bare)
-
-    assert "sidestep_slo" not in str(theirs)
-    for form, pieces in mine.items():
-        assert b"sidestep_slo_requests_total" in b"".join(pieces), form
-        assert without(pieces) == without(theirs[form]), form
-    assert with_them.rejected == bare.rejected == {}
-
-
-def test_histograms_are_plain_without_objectives() -> None:
-    """There is no cost without objectives."""
-    bare, native = fed(()), fed((), native=NativeSettings({}, lambda: 1.0))
-    (one,), (other,) = (node.intake.registry.engines.values() for node in (bare, native))
-
-    assert {type(h) for h in one.histograms if h is not None} == {Histogram}
-    assert {type(h) for h in other.histograms if h is not None} == {NativeHistogram}
 
 
 @pytest.mark.parametrize("run", CORE_RUNS)
@@ -433,23 +247,6 @@ def test_one_objective_counts_both_engines() -> None:
     }
 
 
-def test_restored_buckets_are_not_counted_again() -> None:
-    """The snapshot holds the counters."""
-    slo = objectives("ttft=350ms", "other=300ms,family=ttft")
-    node = fed(slo, SGLANG)
-    family = Family("sglang:time_to_first_token_seconds", "histogram", ["is_streaming"])
-    family.samples = [Sample(["true"], observations=[0.1, 0.32, 0.5])]
-    node.items("s", [tokenizer(family)])
-    again = node.restarted(node.snapshot(), slo=slo)
-    again.items("s", [tokenizer(family)])
-
-    assert counted(node.page) == {
-        ("ttft", "good"): 2, ("ttft", "bad"): 1, ("other", "good"): 1, ("other", "bad"): 2,
-    }  # fmt: skip
-    assert counted(again.page) == {key: 2 * count for key, count in counted(node.page).items()}
-    assert counted(again.page, SLO_UNDECIDED) == {}
-
-
 def test_bucket_counts_of_an_engine_are_counted() -> None:
     """Objectives of common names are counted as well."""
     node = fed(objectives("ttft=400ms", "other=300ms,family=ttft"), SGLANG)
@@ -462,21 +259,6 @@ def test_bucket_counts_of_an_engine_are_counted() -> None:
         ("ttft", "good"): 9, ("ttft", "bad"): 5, ("other", "good"): 5, ("other", "bad"): 5,
     }  # fmt: skip
     assert counted(node.page, SLO_UNDECIDED) == {("other",): 4}
-
-
-def test_equal_ranks_count_once_in_the_pod_view() -> None:
-    """Each rank reports SGLang's queue times."""
-    node = Fed(slo=objectives("queue=1s"))
-    family = Family("sglang:queue_time_seconds", "histogram", [])
-    family.samples = [Sample(observations=[0.5, 2.0, 3.0])]
-    for rank in "01":
-        labels = {**LABELS, **dict.fromkeys(RANKS, "0"), "tp_rank": rank}
-        node.send_hello(rank, [EngineInfo(f"s/{rank}", "sglang", labels)])
-        node.items(rank, [tokenizer(family)])
-    pod = render(node.intake.registry, SeriesFilter().for_pod)
-
-    assert counted(node.page) == {("queue", "good"): 2, ("queue", "bad"): 4}
-    assert counted(pod.decode()) == {("queue", "good"): 1, ("queue", "bad"): 2}
 
 
 def ended(*reasons: int) -> Item:

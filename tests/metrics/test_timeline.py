@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from typing import Any
 
 import aiohttp
@@ -72,15 +71,6 @@ def test_engines_share_the_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     for engine in engines:
         assert [*engine.part(Timeline).steps.end] == [float(at) for at in range(68, 100)]
         assert [kept.ended.number for kept in engine.part(Timeline).requests] == [*range(96, 100)]
-
-
-def test_a_step_takes_few_bytes() -> None:
-    """As the documentation says."""
-    one = Timeline()
-    one.add_steps([step(float(at)) for at in range(100_000)], 1.0)
-
-    assert sum(column.itemsize for column in one.steps) == 29
-    assert sum(map(sys.getsizeof, one.steps)) < 64 * 100_000
 
 
 def test_numbers_of_a_newer_or_a_hostile_sender_are_bounded() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,11 @@ from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, Scope
 
 from exporters import Start, until
 from otlp_receiver import Receiver, Samples, metrics_of, page_samples, points_of, receiver
-from pages import get, parse
+from pages import get
 from replays import replay
 from sidestep.metrics.exponential_buckets import ZERO_THRESHOLD
 from sidestep.metrics.native_histogram import NativeHistogram
-from sidestep.otlp.metric_sender import MAX_POINTS, MAX_WIDTH, batches
+from sidestep.otlp.metric_sender import MAX_WIDTH, batches
 from sidestep.otlp.page_families import NANOS, Exponential, Series, SeriesFamily
 from sidestep.otlp.resource import SCOPE, Resource
 from web_servers import server
@@ -53,10 +52,8 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "exponential": {"histograms": "both"},
     "merged": {"histograms": "both", "metrics_drop_label": ("engine", "dp_rank", "tp_rank")},
 }
-KINDS = {"sum": "counter", "gauge": "gauge", "histogram": "histogram"}
 AGGREGATION = "OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION"
 EXPONENTIAL = "base2_exponential_bucket_histogram"
-SHOWN = {"unknown": "gauge", "summary": "histogram"}
 STAMP = 1_700_000_000 * NANOS
 
 
@@ -114,30 +111,6 @@ async def test_points_are_the_samples_of_the_page(
         # What changed between the pages could have had any value; a page has a connection of its own.
         changing = len(seen) > 1 or key[0].startswith(("sidestep_http_conn", "process_"))
         assert changing or repr(float(value)) in seen, key
-
-
-async def test_kinds_and_names_are_those_of_the_page(start: Start) -> None:
-    """Without a unit; sums are monotonic and cumulative."""
-    async with receiver() as found:
-        async with start(otlp_endpoint=found.url) as exporter:
-            await replay(exporter, "core_dp")
-            page = parse(await get(exporter.url))
-        kinds: dict[str, str] = {}
-        for request in found.requests:
-            for metric in metrics_of(request):
-                form = metric.WhichOneof("data") or ""
-                kinds[metric.name.removesuffix("_total")] = KINDS[form]
-                assert not metric.unit
-                if form in ("sum", "histogram"):
-                    assert getattr(metric, form).aggregation_temporality == 2
-                assert metric.sum.is_monotonic is (form == "sum")
-
-    # Only pages after the first one have it.
-    kinds.pop("sidestep_scrape_duration_seconds")
-    assert kinds == {
-        name.removesuffix("_total"): SHOWN.get(family.kind, family.kind)
-        for name, family in page.items()
-    }
 
 
 async def test_starts_survive_a_restart(start: Start, tmp_path: Path) -> None:
@@ -250,22 +223,3 @@ def exponential_metric(histogram: NativeHistogram) -> Metric:
     request = encode_metrics(MetricsData([ResourceMetrics(Resource({}), [scope], "")]))
     (metric,) = metrics_of(request)
     return metric
-
-
-def test_requests_are_split() -> None:
-    """A request has a bounded number of points, in the middle of a family, too."""
-    one = Series({"a": "b"}, 1.0, 5)
-    sizes = (1, MAX_POINTS, 2 * MAX_POINTS, 0, 3)
-    families = [SeriesFamily(f"f{size}", "counter", "", [one] * size) for size in sizes]
-    found = [*batches(families, STAMP, ())]
-
-    assert [count for _, count in found] == [MAX_POINTS] * 3 + [4]
-    points = Counter(
-        {
-            name: sum(
-                len(m.data.data_points) for batch, _ in found for m in batch if m.name == name
-            )
-            for name in (family.name for family in families)
-        }
-    )
-    assert points == Counter({f"f{size}": size for size in sizes})

@@ -20,7 +20,6 @@ from exporters import Start, until
 from otlp_receiver import Receiver
 from ports import free_port
 from sidestep.app.exporter import Exporter
-from sidestep.errors import ConfigError
 from sidestep.otlp import metric_sender
 from sidestep.requests import record_output
 
@@ -139,15 +138,3 @@ async def test_a_shutdown_is_bounded(start: Start, monkeypatch: pytest.MonkeyPat
             await replay(exporter)
             await until(lambda: bool(servicer.metadata))
         assert found.requests == []
-
-
-async def test_an_unknown_protocol_is_one_line(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The error names the variable."""
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "http/json")
-    with pytest.raises(
-        ConfigError, match="OTEL_EXPORTER_OTLP_METRICS_PROTOCOL 'http/json': must be"
-    ):
-        async with start(otlp_endpoint="http://127.0.0.1:1"):
-            pass

@@ -50,22 +50,6 @@ def test_an_increment_begins_where_the_last_one_ended() -> None:
     assert increment(found, 16.0, 400) == Series({"a": "b"}, 4.0, 200)
 
 
-def test_other_kinds_are_sent_as_they_are() -> None:
-    """A gauge has no increment."""
-    found = Increments(KINDS, None)
-    for stamp in (1, 2):
-        assert increment(found, 10.0, stamp, kind="gauge") == Series({"a": "b"}, 10.0, START)
-        found.commit()
-
-
-def test_a_counter_of_unknown_age_begins_with_its_next_increment() -> None:
-    """Another exporter may have counted for years."""
-    found = Increments(KINDS, None)
-    assert increment(found, 1e9, 100, start=0) is None
-    found.commit()
-    assert increment(found, 1e9 + 1, 200, start=0) == Series({"a": "b"}, 1.0, 100)
-
-
 @pytest.mark.parametrize(
     ("before", "now"),
     [
@@ -85,14 +69,6 @@ def test_a_counter_that_begins_again_is_sent_whole(before: Value, now: Value) ->
     increment(found, before, 100)
     found.commit()
     assert increment(found, now, 200) == Series({"a": "b"}, now, 100)
-
-
-def test_a_later_start_is_a_counter_that_begins_again() -> None:
-    """Its value may be higher than the former one."""
-    found = Increments(KINDS, None)
-    increment(found, 3.0, 100)
-    found.commit()
-    assert increment(found, 4.0, 200, start=150) == Series({"a": "b"}, 4.0, 150)
 
 
 @given(st.lists(st.lists(st.floats(0.0, 1e9), max_size=20), max_size=5), st.integers(-2, 6))
@@ -118,15 +94,6 @@ def test_increments_of_histograms_add_up(batches: list[list[float]], schema: int
         exponential.commit()
     assert counts == histogram.counts
     assert count == sum(counts)
-
-
-def test_a_resolution_that_decreases_loses_nothing() -> None:
-    """The totals that were sent are compared in the wider buckets."""
-    found = Increments(KINDS, None)
-    increment(found, Exponential(2, 1, {7: 2, 8: 1, 9: 1}, 5.0), 100)
-    found.commit()
-    sent = increment(found, Exponential(1, 3, {4: 5, 5: 1, 6: 2}, 9.0), 200)
-    assert sent == Series({"a": "b"}, Exponential(1, 2, {4: 2, 6: 2}, 4.0), 100)
 
 
 def test_totals_outlive_the_process(tmp_path: Path) -> None:

@@ -19,10 +19,9 @@ from exporters import Start, until
 from otlp_programs import COLLECTOR, PHOENIX, PROMETHEUS, collector, get_json, phoenix
 from otlp_pushes import RUNS, pushed, replay_all
 from otlp_receiver import Samples, as_text, encoded_spans, receiver
-from pages import get, parse
+from pages import get
 from prometheus_server import Prometheus
 from records_of import ENGINE
-from replays import replay
 from schedulers import WALL
 from sidestep.app.exporter import Exporter
 from sidestep.otlp.resource import Resource
@@ -42,7 +41,6 @@ from sidestep.protocol.request_events import (
 from sidestep.requests.record import RequestRecord
 from sidestep_adapters.publisher.publisher import Publisher
 
-NAME = "vllm:inter_token_latency_seconds"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 pytestmark = pytest.mark.otlp
 
@@ -103,34 +101,6 @@ async def test_prometheus_has_the_samples_of_the_page(start: Start, tmp_path: Pa
             return found
 
         assert await pushed(exporter, stored) > 3000
-
-
-@needs(PROMETHEUS)
-async def test_prometheus_has_native_histograms(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Exponential ones arrive with their counts and sums."""
-    monkeypatch.setenv(
-        "OTEL_EXPORTER_OTLP_METRICS_DEFAULT_HISTOGRAM_AGGREGATION",
-        "base2_exponential_bucket_histogram",
-    )
-    async with running_prometheus(tmp_path, "--enable-feature=native-histograms") as (server, url):
-        flags = {"histograms": "both", "otlp_interval": "1"}
-        async with start(otlp_endpoint=url, **flags) as exporter:
-            await replay(exporter, "core_dp")
-            page = parse(await get(exporter.url))[NAME].samples
-        expected = {
-            dict(labels)["engine"]: value
-            for (name, labels), value in page.items()
-            if name == f"{NAME}_count"
-        }
-
-        def counts() -> dict[str, float]:
-            result = server.ask(f"histogram_count({NAME})")
-            return {one["metric"]["engine"]: float(one["value"][1]) for one in result}
-
-        assert await asyncio.to_thread(counts) == expected
-        assert sum(expected.values()) > 0
 
 
 @needs(COLLECTOR)

@@ -141,21 +141,8 @@ async def test_records_are_delivered_and_counted(sending: tuple[Sending, Receive
     assert (len(made.queue), made.queue.taken) == (0, 3)
 
 
-async def test_large_backlogs_go_in_batches(sending: tuple[Sending, Receiver]) -> None:
-    """A receiver gets requests of bounded size, one at a time."""
-    made, found = sending
-    made.queue.restore([line(1)] * 1700)
-    made.queue.start()
-    await until(lambda: not made.queue)
-    await asyncio.to_thread(made.queue.close)
-
-    assert len(found.headers) == 4
-    assert found.most_in_flight == 1
-    assert made.counts == (parts(made, 1700), 0)
-
-
 @pytest.mark.usefixtures("_impatient")
-@pytest.mark.parametrize("status", [408, 429, 502, 503, 504])
+@pytest.mark.parametrize("status", [429, 503])
 async def test_a_busy_receiver_gets_the_same_later(
     sending: tuple[Sending, Receiver], status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,7 +161,7 @@ async def test_a_busy_receiver_gets_the_same_later(
     await asyncio.to_thread(made.queue.close)
 
 
-@pytest.mark.parametrize("status", [302, 400, 401, 404, 413, 500, 501])
+@pytest.mark.parametrize("status", [302, 400, 500])
 async def test_a_refusal_is_counted_and_not_repeated(
     sending: tuple[Sending, Receiver], status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -238,19 +225,6 @@ async def test_an_unreadable_record_is_counted(sending: tuple[Sending, Receiver]
 
     assert made.counts == (parts(made, 1), 0)
     assert made.metrics.value(LOST, "unreadable", made.queue.name) == 3
-
-
-async def test_a_trace_that_nobody_records_is_not_sent() -> None:
-    """Nor is a request without any span."""
-    async with receiver() as found:
-        made = Sending(found.url, "traces")
-        record = msgspec.structs.replace(
-            recorded(simple(1)).records[0], trace_id="a" * 32, parent_span_id="b" * 16
-        )
-        made.queue.put(msgspec.json.encode(record))
-        await made.flush()
-        made.destination.close()
-    assert (found.headers, len(made.queue)) == ([], 0)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

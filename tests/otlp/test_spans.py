@@ -28,7 +28,6 @@ from sidestep.protocol.request_events import (
     Preempted,
     Prompt,
     Queued,
-    RequestEvents,
     Scheduled,
 )
 from sidestep.requests.record import RequestRecord, trace_context
@@ -125,20 +124,6 @@ def test_the_spans_of_a_request() -> None:
     }
 
 
-def test_attributes_of_every_kind() -> None:
-    """A negative number, a truth value, and a text that is not ASCII."""
-    (record,) = recorded(preempted_request()).records
-    record = msgspec.structs.replace(
-        record, priority=-2, tenant="größe", sample=3, objectives={"ttft": True, "e2e": False}
-    )
-    found = values(spans_of(record)[0].attributes)
-    assert found["sidestep.priority"] == -2
-    assert found["sidestep.tenant"] == "größe"
-    assert found["sidestep.sample"] == 3
-    assert found["sidestep.objective.ttft"] is True
-    assert found["sidestep.objective.e2e"] is False
-
-
 @given(actions)
 def test_any_requests(chosen: list[tuple[str, int, int]]) -> None:
     """Lengths are exactly the record's, phases follow each other, and failed ones are errors."""
@@ -202,67 +187,12 @@ def test_an_invalid_trace_context_is_none(text: str) -> None:
     assert spans_of(record)[0].parent_span_id == b""
 
 
-@given(st.text() | st.from_regex(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?"))
-def test_any_trace_context_makes_ids(text: str) -> None:
-    """They have the lengths of ids, or are empty."""
-    trace, parent, flags = trace_context(text)
-    assert (len(bytes.fromhex(trace)), len(bytes.fromhex(parent))) in ((16, 8), (0, 0))
-    assert 0 <= flags < 256
-
-
 def cut(count: int, *, reason: str = "abort") -> RequestRecord:
     """Return the record of a request that ends after its first ``count`` events."""
     events = preempted_request()[:count]
     end = Finished(7, 4.0, WALL + 4.0, FINISH_REASONS.index(reason), 512)
     (record,) = recorded([*events, end]).records
     return record
-
-
-@pytest.mark.parametrize(
-    ("count", "expected"),
-    [
-        (1, [("queue", 1.25, 4.0)]),
-        (2, [("queue", 1.25, 1.5), ("prefill", 1.5, 4.0)]),
-        (3, [("queue", 1.25, 1.5), ("prefill", 1.5, 2.0), ("decode", 2.0, 2.0)]),
-    ],
-)
-def test_the_phase_in_which_a_request_was_aborted(
-    count: int, expected: list[tuple[str, float, float]]
-) -> None:
-    """The phase lasts until the end; the request is an error."""
-    request, *phases = spans_of(cut(count))
-    begin = int(WALL) * 10**9
-    times = [
-        (p.name, (p.start_time_unix_nano - begin) * NANO, (p.end_time_unix_nano - begin) * NANO)
-        for p in phases
-    ]
-    assert [name for name, *_ in times] == [name for name, *_ in expected]
-    assert [t[1:] for t in times] == [pytest.approx(t[1:]) for t in expected]
-    assert request.status == Status(code=Status.STATUS_CODE_ERROR, message="abort")
-    assert values(request.attributes)["error.type"] == "abort"
-    assert "gen_ai.response.finish_reasons" not in values(request.attributes)
-
-
-def test_a_refused_request() -> None:
-    """The span has no phases, and the reason of the refusal."""
-    refused = Finished(1, 1.0, WALL, 1, 9000, refused="prompt_too_long")
-    (record,) = recorded([Queued(1, 1.0, WALL, 9000), refused]).records
-    (request,) = spans_of(record)
-    assert request.status.message == "prompt_too_long"
-    assert values(request.attributes)["error.type"] == "prompt_too_long"
-
-
-def test_an_engine_that_died() -> None:
-    """The phases that are known are placed by the arrival and the first output."""
-    record = recorded(preempted_request()[:3], RequestEvents(0, 9.0, 2)).records[0]
-    request, *phases = spans_of(record)
-    begin = int(WALL) * 10**9
-    assert [p.name for p in phases] == ["queue", "prefill", "decode"]
-    starts = [(p.start_time_unix_nano - begin) * NANO for p in phases]
-    assert starts == pytest.approx([1.25, 1.5, 2.0])
-    assert request.status.message == "engine_died"
-    (logged,) = logs_of(record)
-    assert logged.severity_text == "ERROR"
 
 
 @given(

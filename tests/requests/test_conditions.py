@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from command_line import one_line, sidestep
 from sidestep.requests.conditions import NUMBERS, SECONDS, TEXTS, parse
 from sidestep.requests.record import RequestRecord
 
@@ -41,12 +40,6 @@ def test_mistakes_complete_an_error_line(condition: str, says: str) -> None:
     """The error names the known values."""
     with pytest.raises(ValueError, match=says):
         parse(condition)
-
-
-def test_a_wrong_condition_is_a_usage_error() -> None:
-    """The exporter does not start."""
-    done = sidestep("serve", "--requests.log", "-", "--requests.log.if", "ttft > soon")
-    one_line(done, 2, "--requests.log.if: ttft is a time")
 
 
 UNITS = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0}

@@ -189,32 +189,6 @@ def test_records_have_what_users_waited(asked: list[Asked], data: st.DataObject)
 ONE = Asked(1, WALL, 2, 4, 4)
 
 
-def test_without_a_report_the_cores_times_count() -> None:
-    """A front end that reports nothing delays a record, and loses none."""
-    made = Recorded()
-    made.fed.items("core", core_items([ONE]))
-    made.fed.advance(HOLD_SECONDS)
-    assert made.records() == {}
-    made.fed.advance(1.0)
-    (record,) = made.records().values()
-    assert (record["ttft_seconds"], record["e2e_seconds"]) == (2.0, 4.0)
-    assert sum(record["parts"].values()) == pytest.approx(4.0)
-    assert made.goodput() == 1
-
-
-def test_a_clock_that_stepped_back_makes_no_time() -> None:
-    """The histograms refuse such times."""
-    made = Recorded()
-    late = Asked(1, WALL + 100.0, 2, 4, 4)
-    made.fed.items("core", core_items([late]))
-    made.fed.items("api", front_end_items([late]))
-    (record,) = made.records().values()
-    assert (record["ttft_seconds"], record["e2e_seconds"]) == (None, None)
-    assert record["parts"] == {}
-    assert sum(made.counted("request_parts").values()) == 0.0
-    assert record["objectives"] == {}
-
-
 @pytest.mark.parametrize("is_received", [True, False])
 def test_a_client_that_left_has_the_first_token_that_it_got(is_received: bool) -> None:
     """A front end does not report a first token of a request that it has aborted."""

@@ -13,15 +13,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from calls import counted
-from command_line import ENVIRON, one_line, sidestep
+from command_line import ENVIRON
 from exporters import Start, recorded_run
 from pages import get, parse
-from records_of import ENGINE, recorded
+from records_of import recorded
 from replays import replay
 from schedulers import WALL, Scheduler, actions
-from sidestep.engines.dialects import DIALECTS
-from sidestep.metrics.registry import Registry
 from sidestep.protocol.iteration_stats import FINISH_REASONS
 from sidestep.protocol.request_events import (
     Event,
@@ -34,11 +31,6 @@ from sidestep.protocol.request_events import (
     Scheduled,
 )
 from sidestep.requests.log_file import LogFile
-from sidestep.requests.record_output import RecordOutput
-from sidestep.requests.request_log import RequestLog
-from sidestep.telemetry.self_metrics import SelfMetrics
-from sidestep.tracking.requests.inflight import Request
-from sidestep.tracking.requests.outcomes import EndedRequest
 from sidestep_adapters.recording.replay import Replay
 
 STOP = FINISH_REASONS.index("stop")
@@ -111,16 +103,6 @@ def test_identity() -> None:
     (record,) = recorded(simple(1, 1.0, identity=Identity("cmpl-1", "", "", trace, -2))).records
     assert (record.id, record.trace_id, record.parent_span_id) == ("cmpl-1", "a" * 32, "b" * 16)
     assert record.priority == -2
-
-
-@pytest.mark.parametrize("reason", ["abort", "engine_died"])
-def test_a_request_that_is_not_served_has_its_limit(reason: str) -> None:
-    """The limit on output tokens is known from the start, not only when a request ends."""
-    begun = simple(1, 1.0, max_tokens=70)
-    cuts = [RequestEvents(0, 2.0, 2)] if reason == "engine_died" else []
-    last = [] if cuts else [Finished(1, 1.01, WALL, FINISH_REASONS.index(reason), 5, 1)]
-    (record,) = recorded([*begun[:-1], *last], *cuts).records
-    assert (record.reason, record.max_tokens) == (reason, 70)
 
 
 async def test_a_recorded_run_of_a_real_engine(start: Start, tmp_path: Path) -> None:
@@ -216,11 +198,6 @@ def test_a_line_that_was_cut_is_ended(tmp_path: Path) -> None:
     assert path.read_bytes().splitlines() == [b'{"key": "a"}', b'{"key": "b', b'{"key": "b"}']
 
 
-def test_a_file_that_cannot_be_opened_is_a_usage_error() -> None:
-    """The exporter does not start."""
-    one_line(sidestep("serve", "--requests.log", "/proc/none/x"), 2, "--requests.log /proc/none/x:")
-
-
 async def test_a_full_disk_costs_nothing_but_counted_records(start: Start) -> None:
     """Ingest goes on; what waits is bounded, and written once there is space."""
     async with start(requests_log="/dev/full") as exporter:
@@ -245,22 +222,3 @@ async def test_standard_output(tmp_path: Path) -> None:
     printed, _ = await exporter.communicate()
     reasons = [json.loads(line)["reason"] for line in printed.splitlines()]
     assert "abort" in reasons
-
-
-def test_a_record_is_made_and_queued_in_few_calls() -> None:
-    """A call takes about 0.1 us."""
-    metrics = SelfMetrics()
-    queues = [RecordOutput(output, "", metrics) for output in ("file", "traces", "logs")]
-    log = RequestLog(queues, metrics)
-    registry = Registry(DIALECTS.layouts())
-    engine = registry.register(ENGINE)
-    trace = Identity("cmpl-1", trace=f"00-{'a' * 32}-{'b' * 16}-01")
-    state = Request(1.0, arrival=WALL, queued=1.0, scheduled=1.1, first=1.2, last=2.2, tokens=9,
-                    identity=trace, ttft=0.2, longest_gap=0.3)  # fmt: skip
-    ended = EndedRequest(1, 1, state, "stop", 2.2, WALL + 1.3)
-    log.add(engine, ended)
-    with counted() as calls:
-        log.add(engine, ended)
-
-    assert [len(queue) for queue in queues] == [2, 2, 2]
-    assert calls.count <= 102

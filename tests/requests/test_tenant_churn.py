@@ -186,31 +186,3 @@ async def test_many_tenants_pass(tmp_path: Path) -> None:
         f"{light:,} tenants, {load.number:,} requests, {checked} pages, {moved} left, memory"
         f" {first / MIB:.1f} MiB, then {memory / MIB:.1f} MiB\n"
     )
-
-
-async def test_pages_do_not_starve_the_intake(tmp_path: Path) -> None:
-    """Clients that ask for page after page pause the intake for the time of one page each."""
-    load = Load()
-    async with (
-        process(tmp_path, "--tenants.by", "cache-salt", "--prices.model", PRICE) as (_, url),
-        publishing(tmp_path) as publisher,
-    ):
-        publisher.push(load.item(["t0"]))
-        await until(lambda: publisher.drained)
-        asked = [0]
-
-        async def ask() -> None:
-            while True:
-                await shown(url)
-                asked[0] += 1
-
-        clients = [asyncio.create_task(ask()) for _ in range(6)]
-        for number in range(200):
-            publisher.push(load.item([f"t{number % 50}"] * 20))
-        await until(lambda: publisher.drained and asked[0] > len(clients))
-        now = await shown(url)
-        for client in clients:
-            client.cancel()
-        await asyncio.gather(*clients, return_exceptions=True)
-    assert publisher._sender.folded == 0
-    assert sum(now["requests"].values()) == load.number

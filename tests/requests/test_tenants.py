@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,10 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from command_line import one_line, sidestep
 from exporters import Start
 from pages import get, parse
-from promtool import assert_query, needs_promtool
 from replays import replay
 from schedulers import Scheduler, actions
 from sidestep.catalog.prices import Price, Prices
@@ -24,12 +20,10 @@ from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import encode_item
-from sidestep.engines.vllm.wire import VllmStep
 from sidestep.metrics.ended_counter import REQUEST_PARTS, TENANT_PARTS
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.registry import Accounting, Registry, Tracking
 from sidestep.metrics.totals_codec import decode_totals
-from sidestep.protocol.iteration_stats import IterationStats, PromptTokenStats
 from sidestep.protocol.limits import OTHER
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.request_events import Event, Identity, Queued, RequestEvents, id_prefix
@@ -177,15 +171,6 @@ def test_id_prefix() -> None:
     assert {id_prefix(name) for name in names} == {"acme"}
 
 
-def test_tenants_that_are_always_shown() -> None:
-    """Others do not replace them."""
-    tenants = Tenants("cache-salt", 1, ["vip"])
-    for _ in range(100):
-        tenants.tenant(Identity("", "", "loud"), "")
-    assert "vip" in tenants
-    assert "loud" not in tenants
-
-
 def test_folded_items_count_for_others() -> None:
     """A sender folds without knowing tenants; sums and costs are equal all the same."""
     chosen = [("ask", n, 1) for n in range(6)] + [("schedule", 0, 0), ("step", 0, 1)] * 9
@@ -222,12 +207,6 @@ async def test_an_exporter_and_its_successor(start: Start, tmp_path: Path) -> No
     assert sum(before[family].samples.values()) == own > 0
 
 
-def test_usage_errors() -> None:
-    """One line each."""
-    one_line(sidestep("serve", "--tenants.by", "name"), 2, "must be one of cache-salt, adapter")
-    one_line(sidestep("serve", "--tenants.max", "500"), 2, "must be 120 at most")
-
-
 def test_a_change_of_price() -> None:
     """Tokens cost what they cost when they were counted; without a price the counters stay."""
     bench = Bench()
@@ -246,31 +225,6 @@ def test_a_change_of_price() -> None:
     assert all(
         bench.children("cost")[name] >= first.get(name, 0) for name in bench.children("cost")
     )
-
-
-def test_cost_of_engines_without_the_tap() -> None:
-    """The plugin's statistics have all tokens, too."""
-    bench = Bench()
-    prompts = PromptTokenStats(computed=6, local_cache_hit=3, external_kv_transfer=1, total=10)
-    for stats in (
-        IterationStats(7, prompt_token_stats=prompts),
-        IterationStats(7, num_prompt_tokens=10),
-    ):
-        bench.applier.apply(bench.engine, VllmStep(0, 1.0, 1.0, None, stats))
-    cost = bench.engine.layout.find("sidestep_cost_total").slots[0]
-    assert bench.engine.values[cost] == PRICE.cost(6, 3, 7, 1) + PRICE.cost(10, 0, 7)
-
-
-def test_a_light_tenant_replaces_no_heavy_one_after_a_restart() -> None:
-    """The sketch continues with the requests that the series have."""
-    tenants = Tenants("cache-salt", 2)
-    assert tenants.restore({"heavy": 100, "light": 10, OTHER: 7}) == []
-    for _ in range(20):
-        tenants.tenant(Identity("", "", "new"), "")
-    assert "new" not in tenants
-    tenants.tenant(Identity("", "", "new"), "")
-    assert "new" in tenants
-    assert "heavy" in tenants
 
 
 def test_fewer_tenants_after_a_restart() -> None:
@@ -302,61 +256,3 @@ async def test_other_settings_after_a_restart(
         assert sum(again.values()) == sum(before.values()) == own
     else:
         assert again == {}
-
-
-@needs_promtool
-def test_what_prometheus_sees_when_tenants_change(tmp_path: Path) -> None:
-    """Only the series of a tenant that returns is reset, and nothing counts twice at any scrape.
-
-    The increase of ``__other__`` alone has all that tenants had when they moved there; the increase of
-    the engine less that of the shown tenants has not.
-    """
-    bench = Bench(limit=2)
-    life = [("ask", 1, 1), ("schedule", 0, 0), ("step", 0, 1), ("finish", 0, 0)]
-    phases = ["aab"] * 6 + ["ccd"] * 24 + ["bba"] * 60
-    events = with_tenants(Scheduler().run(life * 3 * len(phases)), "".join(phases))
-    scrapes: list[dict[str, float]] = []
-    totals: list[float] = []
-    (total,) = bench.engine.layout.find("vllm:generation_tokens_total").slots
-    for start in range(0, len(events), len(life) * 3):
-        bench.apply(*events[start : start + len(life) * 3])
-        scrapes.append(bench.children("generation_tokens"))
-        totals.append(float(bench.engine.values[total] or 0))
-    names = sorted({name for scrape in scrapes for name in scrape})
-    family = "sidestep_tenant_generation_tokens_total"
-    series = {
-        f'{family}{{tenant="{name}"}}': " ".join(
-            str(now[name]) if name in now else "stale" if name in before else "_"
-            for before, now in pairwise([{}, *scrapes])
-        )
-        for name in names
-    }
-    series["vllm:generation_tokens_total"] = " ".join(map(str, totals))
-    end = f"{15 * (len(scrapes) - 1)}s"
-
-    def check(expr: str, wanted: Mapping[str, float]) -> None:
-        assert_query(tmp_path, series, expr, wanted, at=end)
-
-    returned = {
-        name: sum(
-            name in one
-            and min(other.get(name, math.inf) for other in scrapes[: at + 1]) < math.inf
-            and name not in scrapes[at]
-            for at, one in enumerate(scrapes[1:])
-        )
-        for name in names
-    }
-    assert sum(returned.values()) > 0
-    check(
-        f"max_over_time(abs(sum({family}) - sum(vllm:generation_tokens_total))[{end}:15s])",
-        {"{}": 0},
-    )
-    check(
-        f"resets({family}[{end}])",
-        {f'{{tenant="{name}"}}': count for name, count in returned.items()},
-    )
-    shown = f'sum(increase({family}{{tenant!="__other__"}}[{end}]))'
-    whole = f"sum(increase(vllm:generation_tokens_total[{end}]))"
-    other = f'sum(increase({family}{{tenant="__other__"}}[{end}]))'
-    check(f"({shown} + {other} > bool 1.1 * {whole})", {"{}": 1})
-    check(f"({whole} - {shown} >= bool 0) * ({whole} - {shown} < bool {other})", {"{}": 1})

@@ -16,7 +16,6 @@ from intakes import CORE_RUNS, Fed, lines, steps
 from sidestep.config.objectives import parse
 from sidestep.engines.items import encode_item
 from sidestep.errors import ConfigError, WireError
-from sidestep.metrics.engine_state import SeriesSettings
 from sidestep.protocol.messages import EngineInfo, Heartbeat
 from sidestep.protocol.request_events import (
     HANDED_OVER,
@@ -28,7 +27,7 @@ from sidestep.protocol.request_events import (
     Scheduled,
 )
 from sidestep.snapshot.capture import restore
-from sidestep.snapshot.state_file import DAMAGED, HEADER, SNAPSHOT, StateDirectory, verified
+from sidestep.snapshot.state_file import SNAPSHOT, StateDirectory, verified
 from sidestep.tracking.requests.inflight_state import CHUNK
 
 OBJECTIVES = [parse(text) for text in ("ttft=350ms", "inter_token=7ms", "e2e=3s", "availability")]
@@ -97,53 +96,6 @@ def test_group_that_ended_on_another_engine_is_counted_after_a_restart() -> None
         assert group_counts(exporter) == ["1", "0"]
 
 
-def test_group_that_ended_on_another_engine_is_counted_when_request_events_stop() -> None:
-    """The next process of the engine runs without the tap."""
-    fed = two_engines_with_one_group()
-    fed.send_hello("a", [EngineInfo("a", "vllm", {"engine": "a", "model_name": "m"})])
-
-    assert group_counts(fed) == ["1", "0"]
-
-
-def test_group_of_an_engine_without_request_events_counts_for_the_last_engine() -> None:
-    """The sample of "b" ends after "a" has stopped sending request events."""
-    fed = Fed()
-    for name in "ab":
-        labels = {"engine": name, "model_name": "m"}
-        fed.send_hello(name, [EngineInfo(name, "vllm", labels, features=["engine_core"])])
-    asked = [Queued(number, 1.0, 1.0, group=7, sample=number) for number in range(2)]
-    fed.items("b", [encode_item(RequestEvents(0, 1.0, 1, [asked[1]]))])
-    ended = Finished(0, 2.0, 2.0, 0)
-    fed.items("a", [encode_item(RequestEvents(0, 2.0, 1, [asked[0], ended]))])
-    fed.send_hello("a", [EngineInfo("a", "vllm", {"engine": "a", "model_name": "m"})])
-    fed.items("b", [encode_item(RequestEvents(0, 1.5, 1, [Finished(1, 1.5, 1.5, 0)]))])
-    fed.items("b", [encode_item(RequestEvents(0, 20.0, 1))])
-
-    assert group_counts(fed) == ["0", "1"]
-
-
-@pytest.mark.parametrize("is_lost", [False, True])
-def test_group_that_waits_for_another_engine_waits_after_a_restart(is_lost: bool) -> None:
-    """A sample that arrives in time completes the group; one that arrives later belongs to no group."""
-    fed = Fed()
-    for name in "ab":
-        labels = {"engine": name, "model_name": "m"}
-        fed.send_hello(name, [EngineInfo(name, "vllm", labels, features=["engine_core"])])
-        fed.items(name, [encode_item(RequestEvents(0, 0.5, 1, [], 0.5))])
-    asked = [Queued(number, 1.0, 1.0, group=7, sample=number) for number in range(2)]
-    fed.items("a", [encode_item(RequestEvents(0, 2.0, 1, [asked[0], Finished(0, 2.0, 2.0, 0)]))])
-    fed = fed.restarted(fed.snapshot())
-    fed.items("a", [encode_item(RequestEvents(0, 100.0 if is_lost else 50.0, 1, [], 50.0))])
-    fed = fed.restarted(fed.snapshot())
-    fed.items("b", [encode_item(RequestEvents(0, 1.5, 1, [asked[1], Finished(1, 1.5, 1.5, 0)]))])
-    for name in "ab" * 2:
-        fed.items(name, [encode_item(RequestEvents(0, 101.0, 1, [], 101.0))])
-
-    unknown = 'sidestep_untracked_requests_total{engine="a",model_name="m",reason="samples"}'
-    assert group_counts(fed) == ["0" if is_lost else "1", "0"]
-    assert f"{unknown} {int(is_lost)}\n" in fed.page
-
-
 def test_tokens_of_a_hand_over_are_left_out_after_a_restart() -> None:
     """The engine that continues the request counts them."""
     fed = Fed()
@@ -187,20 +139,6 @@ def test_a_snapshot_of_before_1_0_is_read() -> None:
     assert not back.intake.registry.retired
 
 
-def test_restored_gauges_are_hidden_until_the_next_hello() -> None:
-    """Counters are exposed at once."""
-    fed = Fed()
-    recorded = list(steps("core"))
-    fed.feed(recorded[: len(recorded) // 2])
-    other = Fed(boot=2)
-    restore(other.intake, fed.snapshot(), 0.0)
-
-    assert "vllm:generation_tokens_total" in other.page
-    assert "vllm:num_requests_running" not in other.page
-    back = fed.restarted(fed.snapshot())
-    assert lines(fed.page, *NOT_RESTORED) == lines(back.page, *NOT_RESTORED)
-
-
 def test_integers_over_64_bits_are_restored_exactly() -> None:
     """Operations of a GPU exceed 64 bits within hours."""
     fed = Fed()
@@ -213,24 +151,6 @@ def test_integers_over_64_bits_are_restored_exactly() -> None:
     other = fed.restarted(fed.snapshot())
 
     assert other.intake.registry.engines[engine.id].values[slot] == 3**80
-
-
-def test_changed_bounds_restart_the_histogram() -> None:
-    """Its counts cannot be moved."""
-    fed = Fed()
-    fed.feed(steps("core"))
-    other = Fed(boot=2)
-    other.intake.registry.series = SeriesSettings({"inter_token_latency": (0.5, 1.0)})
-    restore(other.intake, fed.snapshot(), 0.0)
-    (engine,) = other.intake.registry.engines.values()
-    names = [row.name for row in engine.layout.histograms]
-    changed = engine.histograms[names.index("vllm:inter_token_latency_seconds")]
-    same = engine.histograms[names.index("vllm:time_to_first_token_seconds")]
-
-    assert changed is not None
-    assert same is not None
-    assert (changed.bounds, sum(changed.counts), changed.sum) == ((0.5, 1.0), 0, 0.0)
-    assert sum(same.counts) > 0
 
 
 def test_many_requests_in_flight_are_saved_in_pieces() -> None:
@@ -304,19 +224,6 @@ def test_invalid_pieces_restore_nothing(data: st.DataObject) -> None:
     assert other.intake.receiver.streams == {}
 
 
-def test_damaged_snapshot_is_set_aside(tmp_path: Path) -> None:
-    """A damaged snapshot is renamed for analysis and not read again."""
-    directory = StateDirectory(tmp_path)
-    (tmp_path / SNAPSHOT).write_bytes(b"damage")
-    with pytest.raises(WireError):
-        directory.read()
-    directory.set_aside()
-
-    assert directory.read() is None
-    assert (tmp_path / DAMAGED).read_bytes() == b"damage"
-    directory.release()
-
-
 def test_directory_is_locked(tmp_path: Path) -> None:
     """A second exporter fails at start."""
     first = StateDirectory(tmp_path / "state")
@@ -326,10 +233,3 @@ def test_directory_is_locked(tmp_path: Path) -> None:
 
     StateDirectory(tmp_path / "state").release()
     assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
-
-
-def test_unknown_format_is_named_in_the_error() -> None:
-    """An operator sees why counters restart."""
-    data = HEADER.pack(b"sidestep", 99, 0, 0)
-    with pytest.raises(WireError, match="format 99"):
-        verified(data)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import resource
 import shutil
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from sidestep.app.exporter import Exporter
 from sidestep.engines.vllm.wire import SchedulerStats, VllmStep
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import EngineInfo
-from sidestep.snapshot.state_file import DAMAGED, MAX_DAMAGED, SNAPSHOT, StateDirectory
+from sidestep.snapshot.state_file import DAMAGED, SNAPSHOT, StateDirectory
 from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.recording.replay import Replay
 
@@ -72,13 +71,6 @@ async def test_page_waits_for_a_snapshot_of_what_it_exposes(
         assert value(await get(exporter.url + path), TOKENS) == seen
 
 
-async def test_log_says_that_counters_do_not_survive(start: Start) -> None:
-    """Without a state directory there are no snapshot metrics either."""
-    async with start() as exporter:
-        assert "counter reset" in exporter.durability
-        assert "sidestep_snapshot_healthy" not in await get(exporter.url)
-
-
 def item(latency: float = 0.01) -> VllmStep:
     """Return a step of one token."""
     found = IterationStats(1, inter_token_latencies_iter=[latency] * 20)
@@ -119,22 +111,6 @@ async def test_nothing_is_lost_or_duplicated_or_decreases(
         assert count == 20 * pushed
         assert value(page, "sidestep_lost_items") == 0
     assert publisher.dropped == 0
-
-
-async def test_suspended_exporter_continues(tmp_path: Path, publisher: Publisher) -> None:
-    """The sender waits, reconnects, and nothing is applied twice."""
-    async with process(tmp_path) as (exporter, url):
-        for _ in range(200):
-            publisher.push(item())
-        await until(lambda: publisher.drained)
-        exporter.send_signal(signal.SIGSTOP)
-        for _ in range(300):
-            publisher.push(item())
-        await until(lambda: publisher.held_bytes > 0 and not publisher.connected)
-        exporter.send_signal(signal.SIGCONT)
-        await until(lambda: publisher.drained, timeout=20)
-
-        assert value(await get(url), TOKENS) == 500
 
 
 async def test_pages_are_served_while_snapshots_fail(
@@ -215,22 +191,6 @@ async def test_a_directory_in_place_of_the_snapshot_is_set_aside(
 
     assert (state / name / "content").exists()
     assert not has_file or (state / DAMAGED).read_text() == "an earlier one"
-
-
-async def test_a_damaged_snapshot_that_cannot_be_renamed_is_in_the_log(
-    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """All names are taken by directories that are not empty."""
-    state = tmp_path / "state"
-    for name in (SNAPSHOT, DAMAGED, *(f"{DAMAGED}.{n}" for n in range(2, MAX_DAMAGED + 1))):
-        (state / name).mkdir(parents=True)
-        (state / name / "content").touch()
-    async with start(state_dir=str(state)) as exporter:
-        assert "a damaged snapshot cannot be renamed" in exporter.durability
-        await until(lambda: exporter.metrics.value("sidestep_snapshot_errors_total") > 0)
-        assert "sidestep_snapshot_healthy 0.0" in await get(exporter.url)
-
-    assert "and cannot be renamed: all counters start at 0" in caplog.text
 
 
 async def test_full_ring_folds_without_loss(tmp_path: Path) -> None:

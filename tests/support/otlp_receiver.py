@@ -159,11 +159,6 @@ def points_of(metric: Metric) -> Iterable[Any]:
     return points
 
 
-def stamps_of(request: ExportMetricsServiceRequest) -> set[int]:
-    """Return the times of all points of a request."""
-    return {point.time_unix_nano for metric in metrics_of(request) for point in points_of(metric)}
-
-
 def attributes(found: Iterable[KeyValue]) -> dict[str, str]:
     """Return attributes as a dictionary."""
     return {one.key: one.value.string_value for one in found}

@@ -6,7 +6,6 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from random import Random
 from typing import NamedTuple
 
 from hypothesis import strategies as st
@@ -30,7 +29,6 @@ SLOTS = 3
 """Most requests of a batch."""
 BEFORE_OUTPUT = 2e-5
 """Seconds by which an engine notes the end of a request before the output of its last step."""
-STALL = 3.0
 
 
 class Turn(NamedTuple):
@@ -55,7 +53,7 @@ turns = st.lists(
         st.integers(0, 12),
         st.integers(0, 6),
         st.integers(1, len(LIMITS) - 1),
-        st.sampled_from([0.001, 0.001, 0.002, 0.02, STALL]),
+        st.sampled_from([0.001, 0.001, 0.002, 0.02, 3.0]),
         st.floats(0.005, 0.1),
     ),
     max_size=20,
@@ -269,49 +267,3 @@ def front_ends(simulation: Simulation, count: int) -> Iterator[RequestEvents]:
 
 def _item(front: int, count: int, stamp: float, events: list[Event]) -> RequestEvents:
     return RequestEvents(0, stamp, 7 + front, events, process=front, processes=count)
-
-
-CHUNK = 2048
-"""Most tokens of one prompt in a step."""
-
-
-def mixed_batches(*, is_pipelined: bool) -> tuple[list[Event], dict[int, float]]:
-    """Return events of a run, and by request the time that others' prompts took from its decode.
-
-    A step takes a time by its batch and the age of the run, with noise, and more for every token of a
-    prompt. With ``is_pipelined`` a step is scheduled before the one before it ends.
-    """
-    random = Random(3)
-    missing: dict[int, int] = {}
-    prompts: dict[int, int] = {}
-    lost: dict[int, float] = {}
-    events: list[Event] = []
-    now = 1000.0
-    for at in range(4000):
-        if random.random() < 0.05 and len(missing) < 60:
-            number = len(lost) + 1
-            lost[number], missing[number] = 0.0, random.randrange(50, 400)
-            prompts[number] = random.randrange(500, 6000)
-            events += [Queued(number, now, WALL + now - 0.001, 10), Scheduled(number, now)]
-        if not missing:
-            continue
-        chunks = {number: min(left, CHUNK) for number, left in prompts.items()}
-        extra = 20e-6 * sum(chunks.values())
-        decoding = missing.keys() - chunks.keys()
-        usual = (0.008 + 0.0001 * len(decoding) + 1e-6 * at) * random.uniform(0.9, 1.1)
-        started = now - 0.002 * is_pipelined
-        now += (usual if decoding else 0.0) + extra
-        for number in decoding:
-            lost[number] += extra
-        served = [number for number in missing if prompts.get(number, 0) <= CHUNK]
-        tokens = [chunks.get(number, 1) for number in missing]
-        output = [Output(now, served)]
-        events.append(Iteration(started, now, WALL + now, output, list(missing), tokens))
-        prompts = {number: left - CHUNK for number, left in prompts.items() if left > CHUNK}
-        for number in served:
-            missing[number] -= 1
-            if not missing[number]:
-                del missing[number]
-                events.append(Finished(number, now, WALL + now, LENGTH))
-        now += 0.0 if is_pipelined else 0.0005
-    return events, lost

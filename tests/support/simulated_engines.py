@@ -8,13 +8,11 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from random import Random
-from types import ModuleType
 from typing import NamedTuple
 
 from sidestep.protocol.messages import CORE, FRONT_END
 from sidestep.protocol.progress import ASLEEP, OVERDUE, STARTING, Progress
-from sidestep.tracking.health import machine as real_machine
-from sidestep.tracking.health.machine import Process
+from sidestep.tracking.health.machine import HealthTracker, Presence, Process, Thresholds
 
 STEP, SCHEDULE, NO_STEPS, NO_OUTPUT, PUBLISHER, QUEUE = (
     "step", "schedule", "no_steps", "no_output", "publisher", "queue",
@@ -357,7 +355,6 @@ def watch(
     *,
     front_ends: int = 0,
     has_core: bool = True,
-    machine: ModuleType = real_machine,
     pauses: Iterable[tuple[float, float]] = (),
     restarts: Iterable[tuple[float, float]] = (),
     sleeps: Iterable[tuple[float, float]] = (),
@@ -369,14 +366,13 @@ def watch(
         seconds: How long.
         front_ends: Front ends that report progress as well.
         has_core: Whether the core reports.
-        machine: Module of the state machine, or a mutant of it.
         pauses: When the engine's machine stops, and for how long: no process runs.
         restarts: When the core is replaced, and how long the new one starts up.
         sleeps: When the engine is put to sleep, once idle, and for how long.
     """
     random = core.random
-    limits = machine.Thresholds()
-    tracker = machine.HealthTracker()
+    limits = Thresholds()
+    tracker = HealthTracker()
     publishers = [Publisher("core", CORE, random)] if has_core else []
     publishers += [Publisher(f"front/{n}", FRONT_END, random, n) for n in range(front_ends)]
     plan = sorted(
@@ -409,7 +405,7 @@ def watch(
                 for each in publishers
                 if each.seen_at > -math.inf
             ]
-            presence = machine.Presence.CONNECTED if processes else machine.Presence.EXPECTED
+            presence = Presence.CONNECTED if processes else Presence.EXPECTED
             health = tracker.health(presence, processes, limits, None, now)
             yield Verdict(now, health.state.value, health.reason.value if health.reason else "")
             evaluation += 1.0

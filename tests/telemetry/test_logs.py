@@ -68,23 +68,6 @@ def test_kinds_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     assert still < 5
 
 
-def test_a_line_below_the_level_does_not_count(caplog: pytest.LogCaptureFixture) -> None:
-    """A line below the level does not suppress the next line of its kind."""
-    limited = RateLimitedLog(log)
-    with caplog.at_level(logging.WARNING, "sidestep.test"):
-        limited.info("a", "quiet")
-        limited.warning("a", "loud")
-
-    assert [record.getMessage() for record in caplog.records] == ["loud"]
-
-
-def test_an_error_has_the_traceback_of_an_exception(caplog: pytest.LogCaptureFixture) -> None:
-    """The exception need not be the one being handled."""
-    RateLimitedLog(log).error("bug", "a bug: %s", "x", trace=ValueError("y"))
-
-    assert "ValueError: y" in caplog.text
-
-
 def test_fields_do_not_replace_members_of_the_line() -> None:
     """A reader can rely on the level of every line."""
     program = (
@@ -97,19 +80,3 @@ def test_fields_do_not_replace_members_of_the_line() -> None:
     line = json.loads(done.stderr)
 
     assert (line["level"], line["msg"], line["more"]) == ("info", "x", 1)
-
-
-def test_adapters_log_in_the_format_of_the_exporter() -> None:
-    """Format and level apply to both packages."""
-    program = (
-        "import logging; from sidestep.telemetry.logs import set_up; set_up('info', 'json');"
-        "[logging.getLogger(f'{name}.part').info(name) for name in ('sidestep', 'sidestep_adapters')]"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-
-    assert [json.loads(line)["msg"] for line in done.stderr.splitlines()] == [
-        "sidestep",
-        "sidestep_adapters",
-    ]

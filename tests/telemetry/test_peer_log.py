@@ -29,14 +29,6 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
     return found
 
 
-def test_a_connection_has_one_line(peer: PeerLog, caplog: pytest.LogCaptureFixture) -> None:
-    """At info level, at once."""
-    for now in range(200):
-        peer.connected(now)
-
-    assert lines(caplog) == [("INFO", "sidestep: connected to the exporter at ipc:///x")]
-
-
 def test_an_outage_has_a_line_after_ten_seconds_and_one_at_its_end(
     peer: PeerLog, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -87,25 +79,6 @@ def test_another_cause_has_a_line_of_its_own(
     assert found == ["for 10 s: Permission denied"]
     peer.absent(250.0, "")
     assert [text.rpartition(" s: ")[2] for _, text in lines(caplog)] == ["no answer"]
-
-
-def test_lines_of_a_flapping_connection_are_rare_and_end_with_the_truth(
-    peer: PeerLog, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Each kind once a minute at most; the last line is of the state that lasts."""
-    for now in range(600):
-        if now % 20 < 15:
-            peer.absent(now, "Connection refused")
-        else:
-            peer.connected(now)
-    found = lines(caplog)
-    assert 2 <= len(found) <= 2 * 10
-    for now in range(600, 700):
-        peer.connected(now)
-    last = lines(caplog)
-
-    assert len(last) <= 1
-    assert "connected to" in (found + last)[-1][1]
 
 
 def test_a_cause_from_a_peer_is_printable(peer: PeerLog, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,17 +13,13 @@ from sidestep.protocol.request_events import (
     Event,
     Finished,
     Iteration,
-    Output,
     Preempted,
-    Prompt,
     Queued,
     RequestEvents,
     Scheduled,
 )
 from sidestep.tracking.requests.inflight_state import capture_tracker, restore
 from sidestep.tracking.requests.machine import RequestTracker
-
-WALL = 1_700_000_000.0
 
 
 def backlog(tracker: RequestTracker) -> tuple[int, int]:
@@ -78,24 +74,3 @@ def test_any_run_equals_the_definition(chosen: Any) -> None:
             again = msgspec.msgpack.decode(msgspec.msgpack.encode(state), type=type(state))
             restore(restored, again)
         assert backlog(tracker) == backlog(restored)
-
-
-def test_chunks_of_a_prompt_leave_the_backlog_one_by_one() -> None:
-    """The rest leaves with the first output: a cache had it."""
-    tracker = RequestTracker()
-
-    def found(event: Event) -> tuple[int, int]:
-        tracker.apply(RequestEvents(0, 0.0, 1, [event]))
-        return backlog(tracker)
-
-    assert (100, 100) == found(Queued(1, 1.0, WALL, 100))
-    assert (140, 140) == found(Queued(2, 1.0, WALL, 40))
-    assert (40, 140) == found(Scheduled(1, 1.5))
-    assert (40, 90) == found(Iteration(1.5, 2.0, WALL, [], [1], [50]))
-    output, prompt = Output(3.0, [1]), Prompt(1, 60, 40)
-    assert (40, 40) == found(Iteration(2.0, 3.0, WALL, [output], [1], [10], prompts=[prompt]))
-    assert (40, 40) == found(Iteration(3.0, 4.0, WALL, [Output(4.0, [1])]))
-    # It has two tokens, which are computed again.
-    assert (140, 142) == found(Preempted(1, 4.0))
-    assert (100, 102) == found(Finished(2, 5.0, WALL, 0))
-    assert (0, 0) == found(Finished(1, 5.0, WALL, 0))

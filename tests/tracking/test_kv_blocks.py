@@ -6,7 +6,6 @@ import gc
 import gzip
 import json
 import math
-import statistics
 import tracemalloc
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -31,19 +30,16 @@ from kv_blocks import (
     cache_item,
     cached,
     chunks,
-    cleared,
     legal_blocks,
     physical,
     removed,
     stored,
-    total,
     values,
 )
 from sidestep.errors import WireError
 from sidestep.protocol.block_events import (
     ALLOCATED,
     EVICTED,
-    MAX_HASHES,
     RESET,
     TOUCHED,
     BlockEvents,
@@ -55,7 +51,6 @@ from sidestep.tracking.kv_blocks.physical import SLICE, PhysicalBlocks
 from sidestep.tracking.kv_blocks.tracker import (
     BlockObservations,
     CachedObservations,
-    Observation,
     Sampling,
 )
 
@@ -189,44 +184,6 @@ def test_a_reset_is_observed_in_slices() -> None:
     assert (left, ours.tracked) == (2 * SLICE + 1, 0)
 
 
-def test_new_blocks_displace_those_of_a_reset() -> None:
-    """None is refused, and the displaced blocks are observed."""
-    count = 4 * SLICE
-    ours = physical_blocks(capacity=count)
-    ours.apply(block_item([(ALLOCATED, block, 1.0) for block in range(count)]))
-
-    again = [(ALLOCATED, block, 4.0) for block in range(count)]
-    out = ours.apply(block_item([(RESET, 0, 3.0), *again]))
-
-    assert (len(out.reset_ages), out.refused, ours.tracked) == (count, 0, count)
-
-
-def test_an_eviction_observes_the_gaps_of_the_last_four_hits() -> None:
-    """An eviction observes the gaps of the last four hits, without the time from birth to the first, as the engine does."""
-    hits: list[Event] = [(TOUCHED, 7, float(stamp)) for stamp in (10, 11, 13, 17, 25)]
-    life = [(ALLOCATED, 7, 1.0), *hits, (EVICTED, 7, 30.0)]
-
-    out = physical_blocks().apply(block_item(life))
-
-    assert out == BlockObservations(
-        lifetimes=[(29.0, 1)],
-        idles=[(5.0, 1)],
-        last_gaps=[(2.0, 1), (4.0, 1), (8.0, 1)],
-        gaps=[(1.0, 1), (2.0, 1), (4.0, 1), (8.0, 1)],
-        reuses=[(5, 1)],
-    )
-
-
-def test_simultaneous_hits_have_a_gap_of_zero() -> None:
-    """Two requests of a step may hit a block together."""
-    life = [(ALLOCATED, 7, 1.0), (TOUCHED, 7, 1.0), (TOUCHED, 7, 1.0), (EVICTED, 7, 1.0)]
-
-    out = physical_blocks().apply(block_item(life))
-
-    assert out.gaps == out.last_gaps == [(0.0, 1)]
-    assert out.lifetimes == out.idles == [(0.0, 1)]
-
-
 def test_a_block_has_the_weight_of_the_rate_at_its_birth() -> None:
     """Later rates do not change it, even within the same second."""
     ours = physical_blocks()
@@ -237,47 +194,6 @@ def test_a_block_has_the_weight_of_the_rate_at_its_birth() -> None:
     out = ours.apply(block_item([(EVICTED, block, 2.0) for block in (1, 2, 3)], 0.25))
 
     assert [count for _, count in out.lifetimes] == [2, 8, 1]
-
-
-def test_a_reset_has_its_own_observations() -> None:
-    """Its blocks are not among the lifetimes; later evictions of them are unknown."""
-    ours = physical_blocks()
-    ours.apply(block_item([(ALLOCATED, 1, 1.0), (ALLOCATED, 2, 2.0), (TOUCHED, 1, 5.0)]))
-
-    out = ours.apply(block_item([(RESET, 0, 9.0), (EVICTED, 1, 10.0)]))
-
-    assert out == BlockObservations(
-        reset_ages=[(7.0, 1), (8.0, 1)], reset_idles=[(7.0, 1), (4.0, 1)], resets=1, unknown=1
-    )
-    assert ours.tracked == 0
-
-
-def test_a_hit_with_an_older_stamp_has_no_time() -> None:
-    """A hit with an older stamp counts as a hit; gaps and idle time lie between the others."""
-    ours = physical_blocks()
-    life = [(ALLOCATED, 1, 10.0), (TOUCHED, 1, 20.0), (TOUCHED, 1, 15.0), (TOUCHED, 1, 26.0)]
-
-    out = ours.apply(block_item([*life, (EVICTED, 1, 30.0)]))
-
-    assert values(out.gaps) == values(out.last_gaps) == [6.0]
-    assert values(out.reuses) == [3]
-    assert (values(out.lifetimes), values(out.idles)) == ([20.0], [4.0])
-    assert out.unknown == 1
-
-
-def test_clearing_a_medium_leaves_the_others() -> None:
-    """An empty medium stands for all; cleared hashes are not observed."""
-    ours = cached_blocks()
-    for medium in ("GPU", "CPU", "STORAGE"):
-        ours.apply(stored([1, 2], 1.0, medium))
-
-    ours.apply(cleared("GPU", 2.0))
-    of_gpu, of_cpu = ours.apply(removed([1], 3.0)), ours.apply(removed([1], 3.0, "CPU"))
-    ours.apply(cleared("", 4.0))
-
-    assert of_gpu == BlockObservations()
-    assert values(of_cpu.cached["CPU"].lifetimes) == [2.0]
-    assert ours.tracked == 0
 
 
 @pytest.mark.parametrize(
@@ -322,7 +238,6 @@ HASHES: dict[str, Callable[[Random, int], int]] = {
     "random": lambda random, _: random.getrandbits(64),
     "counting": lambda _, number: number,
     "aligned": lambda _, number: number << 40,
-    "small": lambda random, _: random.getrandbits(32),
 }
 
 
@@ -340,8 +255,8 @@ def sample(hashes: list[int], ours: CachedBlocks) -> set[int]:
 def test_a_sample_is_a_subset_of_every_larger_one(kind: str) -> None:
     """Whatever the hashes look like, it has the size of its rate."""
     random = Random(7)
-    hashes = list({HASHES[kind](random, number) for number in range(MAX_HASHES)})
-    rates = (0.0, 0.003, 0.03, 0.1, 0.5, 0.9, 1.0)
+    hashes = list({HASHES[kind](random, number) for number in range(3000)})
+    rates = (0.0, 0.03, 0.1, 0.5, 1.0)
 
     samples = [sample(hashes, cached_blocks(rate)) for rate in rates]
 
@@ -378,19 +293,6 @@ def test_a_new_rate_applies_to_new_blocks(rate: float) -> None:
     assert {count for _, count in of_late} == {round(1 / rate)}
 
 
-def test_a_rate_of_zero_tracks_no_new_hashes() -> None:
-    """Tracked ones are observed to their end."""
-    settings = sampling(1.0)
-    ours = CachedBlocks(settings)
-    ours.apply(stored([1], 1.0))
-
-    settings.rate = 0.0
-    ours.apply(stored(list(range(2, 100)), 2.0))
-
-    assert ours.tracked == 1
-    assert ours.apply(removed([1], 3.0)).cached["GPU"].lifetimes == [(2.0, 1)]
-
-
 def test_a_restarted_sender_abandons_its_blocks() -> None:
     """The clock and the cache of the previous process are gone."""
     blocks, hashes = physical_blocks(), cached_blocks()
@@ -421,18 +323,6 @@ def test_blocks_over_the_capacity_are_refused_and_counted() -> None:
     assert reset.unknown == 1
 
 
-def test_hashes_over_the_capacity_are_refused_and_counted() -> None:
-    """Each store counts, while all media together are at the capacity."""
-    ours = cached_blocks(capacity=10)
-
-    refused = [ours.apply(stored(list(range(15)), 1.0)).refused for _ in range(2)]
-    other = ours.apply(stored([1], 1.0, "CPU")).refused
-    ours.apply(removed([3], 2.0))
-    after = ours.apply(stored([1], 2.0, "CPU")).refused
-
-    assert (refused, other, after, ours.tracked) == ([5, 5], 1, 0, 10)
-
-
 def test_a_smaller_capacity_abandons_the_newest_blocks() -> None:
     """The next call counts them; their later events are not unknown."""
     blocks, hashes = physical_blocks(), cached_blocks()
@@ -450,21 +340,7 @@ def test_a_smaller_capacity_abandons_the_newest_blocks() -> None:
     assert hashes.drain().abandoned == 6
 
 
-def test_without_scaling_every_observation_counts_once() -> None:
-    """So do those of the engine's own collector."""
-    blocks, hashes = physical_blocks(scale=False), CachedBlocks(sampling(0.1, scale=False))
-    blocks.apply(block_item([(ALLOCATED, 1, 1.0)], 0.01))
-    hashes.apply(stored(list(range(1000)), 1.0))
-
-    hits: list[Event] = [(TOUCHED, 1, 2.0), (TOUCHED, 1, 3.0), (EVICTED, 1, 4.0)]
-    out = blocks.apply(block_item(hits, 0.01))
-    of_cache = hashes.apply(removed(list(range(1000)), 2.0)).cached["GPU"]
-
-    assert (out.lifetimes, out.gaps, out.reuses) == ([(3.0, 1)], [(1.0, 1)], [(2, 1)])
-    assert {count for _, count in of_cache.lifetimes} == {1}
-
-
-@pytest.mark.parametrize("rate", [0.03, 0.3, 0.7])
+@pytest.mark.parametrize("rate", [0.03, 0.7])
 def test_scaled_counts_add_up_to_the_weight(rate: float) -> None:
     """They are whole numbers that differ by at most one, and their sum is exact."""
     ours = physical_blocks()
@@ -478,131 +354,46 @@ def test_scaled_counts_add_up_to_the_weight(rate: float) -> None:
     assert set(counts) <= {math.floor(1 / rate), math.ceil(1 / rate)}
 
 
-def errors(seed: int, rate: float, *, by_hash: bool) -> tuple[float, float]:
-    """Return the relative errors of the number of blocks and the sum of their lifetimes."""
-    random = Random(f"run {seed}")
-    events: list[tuple[float, bool, int]] = []
-    lifetimes: list[float] = []
-    for _ in range(2000):
-        begin, lifetime = random.uniform(0, 1000), random.expovariate(0.01)
-        block = random.getrandbits(64 if by_hash else 40)
-        if by_hash or random.random() < rate:
-            events += [(begin, False, block), (begin + lifetime, True, block)]
-        lifetimes.append(lifetime)
-    events.sort()
-    observed: list[Observation] = []
-    if by_hash:
-        item = cache_item(
-            [("removed" if end else "stored", [block], "GPU", at) for at, end, block in events]
-        )
-        observed = cached_blocks(rate).apply(item).cached["GPU"].lifetimes
-    else:
-        kinds = [(EVICTED if end else ALLOCATED, block, at) for at, end, block in events]
-        observed = physical_blocks().apply(block_item(kinds, rate)).lifetimes
-    truth, estimate = sum(lifetimes), sum(value * count for value, count in observed)
-    return total(observed) / len(lifetimes) - 1, estimate / truth - 1
-
-
-@pytest.mark.parametrize("by_hash", [True, False])
-@pytest.mark.parametrize("rate", [0.03, 0.2, 0.7])
-def test_estimates_have_no_bias(rate: float, by_hash: bool) -> None:
-    """Over many runs, the errors of a sample have a mean of zero."""
-    runs = [errors(seed, rate, by_hash=by_hash) for seed in range(30)]
-
-    for found in zip(*runs, strict=True):
-        of_mean = statistics.stdev(found) / math.sqrt(len(found))
-        assert abs(statistics.fmean(found)) < 3.5 * of_mean
-        assert of_mean < 0.05
-
-
-def physical_life(count: int, hits: int) -> Iterator[BlockEvents]:
-    """Return items of blocks that are allocated, then hit."""
-    for kind, stamp in [(ALLOCATED, 1.0), *((TOUCHED, 2.0 + hit) for hit in range(hits))]:
-        for start in range(0, count, 1000):
-            blocks = range(start, start + 1000)
-            yield block_item([(kind, block + 1000, stamp + block / 1e6) for block in blocks], 0.3)
-
-
-def physical_turnover(count: int, hits: int) -> Iterator[BlockEvents]:
-    """Return items that also evict, allocate and hit all of them again, twice."""
-    yield from physical_life(count, hits)
-    for turn in range(1, 3):
-        for start in range(0, count, 1000):
+def physical_turnover(count: int) -> Iterator[BlockEvents]:
+    """Return items of blocks that are allocated, then evicted, allocated and hit again, twice."""
+    for turn in range(3):
+        kinds = (EVICTED, ALLOCATED, *[TOUCHED] * 4) if turn else (ALLOCATED,)
+        for start in range(0, count, 250):
+            blocks = range(start, start + 250)
             yield block_item(
-                [
-                    (kind, block + 1000, 100.0 * turn + block / 1e6)
-                    for block in range(start, start + 1000)
-                    for kind in (EVICTED, ALLOCATED, *[TOUCHED] * hits)
-                ],
-                0.3,
+                [(kind, b + 1000, 100.0 * turn + b / 1e6) for b in blocks for kind in kinds], 0.3
             )
 
 
-def cached_life(count: int, hits: int) -> Iterator[CacheEvents]:
+def cached_twice(count: int) -> Iterator[CacheEvents]:
     """Return items of hashes that are stored twice."""
-    for hit in range(hits + 1):
+    for turn in range(2):
         random = Random(3)
-        for start in range(0, count, 1000):
-            yield cache_item(
-                [
-                    ("stored", [random.getrandbits(64)], "GPU", hit + each / 1e6)
-                    for each in range(start, start + 1000)
-                ]
-            )
+        for start in range(0, count, 250):
+            yield stored([random.getrandbits(64) for _ in range(250)], turn + start / 1e6)
 
 
-@pytest.mark.parametrize(
-    ("items", "count", "hits"),
-    [
-        (physical_life, 200_000, 0),
-        (physical_life, 200_000, 1),
-        (cached_life, 200_000, 0),
-        (cached_life, 200_000, 1),
-        # A table that blocks come to and go from is larger; an eighth of the size is as full.
-        (physical_turnover, 25_000, 4),
-    ],
-)
+@pytest.mark.parametrize("items", [physical_turnover, cached_twice])
 def test_a_tracked_block_takes_less_than_300_bytes(
-    items: Callable[[int, int], Iterator[BlockEvents | CacheEvents]], count: int, hits: int
+    items: Callable[[int], Iterator[BlockEvents | CacheEvents]],
 ) -> None:
-    """This includes its share of the table, however often it was hit."""
+    """This includes its share of the table, however often it was hit or replaced."""
+    count = 6_250
     gc.collect()
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
         blocks, hashes = physical_blocks(count), cached_blocks(capacity=count)
         refused = 0
-        for item in items(count, hits):
-            if isinstance(item, BlockEvents):
-                refused += blocks.apply(item).refused
-            else:
-                refused += hashes.apply(item).refused
+        for item in items(count):
+            ours: Any = blocks if isinstance(item, BlockEvents) else hashes
+            refused += ours.apply(item).refused
             del item
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-
     assert (blocks.tracked + hashes.tracked, refused) == (count, 0)
     assert (after - before) / count < 300
-
-
-def test_untracked_hashes_take_no_memory() -> None:
-    """Neither those outside the sample nor refused ones."""
-    for ours in (cached_blocks(1e-9), cached_blocks(capacity=1)):
-        items = [stored(list(range(start, start + 1000)), 1.0) for start in range(0, 100_000, 1000)]
-        ours.apply(items[0])
-        tracemalloc.start()
-        try:
-            before, _ = tracemalloc.get_traced_memory()
-            for item in items:
-                ours.apply(item)
-            after, _ = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-
-        assert ours.tracked <= 1
-        # Other threads of the tests' process allocate a little meanwhile.
-        assert after - before < 10_000
 
 
 def test_a_recorded_stream_equals_the_definitions() -> None:

@@ -20,7 +20,7 @@ from sidestep.protocol.request_events import (
     RequestEvents,
 )
 from sidestep.tracking.requests.inflight_state import capture_tracker, restore
-from sidestep.tracking.requests.limits import MAX_BUSY, LimitState, LimitTimes
+from sidestep.tracking.requests.limits import MAX_BUSY, LimitTimes
 from sidestep.tracking.requests.machine import RequestTracker
 from sidestep.tracking.requests.outcomes import Outcomes
 
@@ -57,12 +57,6 @@ def sums(outcomes: Iterable[Outcomes]) -> tuple[dict[str, float], dict[str, int]
         micros.update(each.limit_micros)
         steps.update(each.limit_steps)
     return {limit: count / 1e6 for limit, count in micros.items()}, dict(steps)
-
-
-def play(*events: Event) -> tuple[dict[str, float], dict[str, int]]:
-    """Return seconds and steps by limit of events that are an item each."""
-    tracker = RequestTracker()
-    return sums([tracker.apply(item([event])) for event in events])
 
 
 moves = st.lists(
@@ -158,57 +152,6 @@ def test_no_time_is_negative_or_unbounded(
     assert all(0 < micros <= len(times) << 41 for micros in out.limit_micros.values())
 
 
-def test_a_limit_holds_until_the_next_step_is_scheduled() -> None:
-    """Not until its own step ends: the next one is scheduled before that."""
-    found, steps = play(
-        queued(1, 1.0),
-        step(2.0, 5.0, SLOTS, 1),
-        step(4.0, 6.0, KV_BLOCKS, 1),
-        step(6.5, 7.0, NONE, 1),
-    )
-
-    assert {"slots": 2.0, "kv_blocks": 2.5} == found
-    assert {"slots": 1, "kv_blocks": 1, "none": 1} == steps
-
-
-def test_idle_time_counts_nowhere() -> None:
-    """It begins with the end of the last request and ends with the arrival of the next."""
-    found, _ = play(
-        queued(1, 1.0),
-        step(1.0, 2.0, NONE, 1),
-        finished(1, 2.5),
-        queued(2, 60.0),
-        step(61.0, 62.0, SLOTS, 2),
-        step(62.0, 63.0, NONE, 2),
-    )
-
-    assert {"none": 1.5 + 1.0, "slots": 1.0} == found
-
-
-def test_steps_without_requests_count_no_step_but_their_time() -> None:
-    """Those of an engine in which nobody can be admitted yet."""
-    found, steps = play(
-        queued(1, 1.0), *(step(2.0 + at, 2.0 + at, LIMITS.index("grammar")) for at in range(4))
-    )
-
-    assert {"grammar": 3.0} == found
-    assert {} == steps
-
-
-def test_an_unknown_limit_changes_nothing() -> None:
-    """A sender that does not know it counts nothing; a number of a newer one counts as deferred."""
-    found, steps = play(
-        queued(1, 1.0),
-        step(1.0, 2.0, None, 1),
-        step(2.0, 3.0, 1000, 1),
-        step(3.0, 4.0, None, 1),
-        step(4.0, 5.0, NONE, 1),
-    )
-
-    assert {"deferred": 2.0} == found
-    assert {"deferred": 1, "none": 1} == steps
-
-
 def test_a_pause_is_counted_while_it_lasts() -> None:
     """No step ends it; a step that was scheduled before it does not end it either."""
     tracker = RequestTracker()
@@ -254,11 +197,6 @@ def test_a_restart_of_the_exporter_loses_no_time(
     found, _ = sums([first, after.apply(item(events[cut:]))])
 
     assert by_definition(events) == found
-
-
-def test_a_snapshot_without_limits_is_read() -> None:
-    """One of an earlier release: the first step begins anew."""
-    assert LimitState() == msgspec.msgpack.decode(b"\x90", type=LimitState)
 
 
 def test_times_that_go_back_are_bounded() -> None:

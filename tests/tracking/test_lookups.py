@@ -1,8 +1,6 @@
-"""Lookups of engines: reasons of misses, lost history, shared caches and limits."""
+"""Lookups of engines: reasons of misses, lost history and limits."""
 
 from __future__ import annotations
-
-from random import Random
 
 import pytest
 
@@ -18,7 +16,6 @@ from sidestep.tracking.kv_blocks import lookups
 from sidestep.tracking.kv_blocks.lookups import (
     LookupSettings,
     LookupTracker,
-    SharedCache,
     check,
 )
 
@@ -102,35 +99,6 @@ def test_a_new_source_forgets_the_blocks_but_not_the_curve() -> None:
     assert ours.reuse.curve.hit_ratio == pytest.approx(16 / 51, rel=0.05)
 
 
-def test_engines_that_share_find_what_others_have_used() -> None:
-    """Two engines that serve the same prompts by turns would find them in one cache."""
-    cache = SharedCache(LookupSettings(HALF_LIFE), 1.0)
-    engines = tracker(), tracker()
-    # Their clocks differ.
-    for engine, start in zip(engines, (0.0, 5000.0), strict=True):
-        engine.apply(item(ask(0, start + 1.0, 1000), Released(0, start + 1.0, 1)))
-        engine.share(cache)
-    random = Random(1)
-    for number in range(1, 201):
-        engine, start = random.choice([*zip(engines, (0.0, 5000.0), strict=True)])
-        key = random.randrange(50)
-        is_known = key in engine.reuse
-        stamp = start + 1.0 + number / 1000
-        lookup = ask(number, stamp, key, found=int(is_known), tokens=16)
-        engine.apply(item(lookup, Released(number, stamp, 1), before=number))
-    (shared,) = cache.reuse.curve.hit_ratios([50])
-    alone = [engine.reuse.curve.hit_ratios([50])[0] for engine in engines]
-
-    assert shared > max(alone)
-    assert cache.reuse.tracked <= 50
-    engines[0].apply(item(ask(999, 9.0, 7), before=500))
-    assert cache.reuse._held
-    for engine in engines:
-        engine.share(None)
-    cache.release_abandoned()
-    assert not cache.reuse._held
-
-
 def test_ends_that_never_come_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sender that only begins requests loses their blocks."""
     monkeypatch.setattr(lookups, "MAX_HELD_KEYS", 1000)
@@ -155,16 +123,6 @@ def test_long_requests_release_their_blocks_in_parts() -> None:
     assert ours.reuse.used_since(3.0) == 7
 
 
-def test_requests_without_sampled_blocks_take_no_memory() -> None:
-    """Most short prompts have none; their output may have some."""
-    ours = tracker()
-    for number in range(1000):
-        ours.apply(item(ask(number, 1.0), Released(number, 2.0, 0, [number]), before=number))
-
-    assert not ours._keys
-    assert ours.reuse.tracked == 1000
-
-
 def test_a_clock_that_runs_behind_does_not_stop_the_curve() -> None:
     """An engine continues on a host that was started later: its lookups count as much as others."""
     ours = tracker()
@@ -181,20 +139,6 @@ def test_a_clock_that_runs_behind_does_not_stop_the_curve() -> None:
 
     assert ratio is not None
     assert ratio < 0.001
-
-
-def test_an_idle_engine_joins_the_clock_of_a_shared_cache() -> None:
-    """The time before its first lookup there is none of the shared cache."""
-    cache = SharedCache(LookupSettings(HALF_LIFE), 1.0)
-    idle, busy = tracker(), tracker()
-    for engine in (idle, busy):
-        engine.apply(item(ask(1, 1.0, 1), Released(1, 1.0, 1)))
-        engine.share(cache)
-    busy.apply(item(ask(2, 5000.0, 1, found=1), Released(2, 5000.0, 1), before=1))
-    before = cache.now
-    idle.apply(item(ask(2, 9000.0, 1, found=1), Released(2, 9001.0, 1), before=1))
-
-    assert cache.now == before + 1.0
 
 
 def test_blocks_beyond_eight_caches_are_forgotten() -> None:

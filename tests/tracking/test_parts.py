@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from intakes import CORE_RUNS, steps
-from part_streams import BEFORE_OUTPUT, STALL, Simulation, Turn, front_ends, mixed_batches, turns
+from part_streams import BEFORE_OUTPUT, Simulation, Turn, front_ends, turns
 from records_of import Kept
 from schedulers import WALL
 from sidestep.engines.dialects import DIALECTS
@@ -25,13 +25,11 @@ from sidestep.protocol.request_events import (
     Identity,
     Iteration,
     Output,
-    Preempted,
     Queued,
     RequestEvents,
     Scheduled,
 )
 from sidestep.tracking.requests import inflight_state
-from sidestep.tracking.requests.engine_times import EngineTimes
 from sidestep.tracking.requests.inflight_state import RequestsState, TrackerState
 from sidestep.tracking.requests.machine import RequestTracker
 from sidestep.tracking.requests.outcomes import EndedRequest
@@ -234,86 +232,6 @@ def test_parts_sum_in_recorded_runs(run: str) -> None:
         assert (shown > 0.0) == (record.preemptions > 0)
 
 
-def test_the_queue_is_divided_by_the_limits_that_held() -> None:
-    """Also if it begins and ends within the time of a limit, or while a pipelined step is open."""
-    events: list[Event] = [
-        Queued(9, 0.0, WALL, 5),
-        Scheduled(9, 1.0),
-        step(1.0, 2.0, [9], NONE),
-        Queued(1, 2.5, WALL + 2.4, 5),
-        step(3.0, 4.0, [9], SLOTS),
-        step(5.0, 6.0, [9], KV_BLOCKS),
-        # Step at 7.5 is scheduled before the one at 6.5 has ended.
-        Scheduled(1, 7.5),
-        step(6.5, 8.0, [9], SLOTS),
-        step(7.5, 9.0, [9, 1], NONE),
-        end(1, 9.0),
-    ]
-
-    assert parts_of(events) == {
-        "front_end_in": 0.1,
-        "queue.none": 0.5,
-        "queue.slots": 3.0,
-        "queue.kv_blocks": 1.5,
-        "prefill": 1.0,
-        "prefill_gap": 0.5,
-    }
-
-
-def test_a_prompt_in_chunks_waits_between_them_and_a_preemption_is_computed_again() -> None:
-    """A step without its tokens is a gap."""
-
-    def chunk(started: float, stamp: float, *batch: int) -> Iteration:
-        return Iteration(started, stamp, WALL + stamp, [], list(batch), [100] * len(batch))
-
-    events: list[Event] = [
-        Queued(1, 1.0, WALL + 1.0, 5),
-        # Noted during the scheduling, which has begun at 1.
-        Scheduled(1, 1.125),
-        Queued(2, 1.0, WALL + 1.0, 5),
-        Scheduled(2, 1.0),
-        chunk(1.0, 1.5, 1, 2),
-        chunk(1.5, 1.75, 2),
-        step(1.76, 2.0, [1]),
-        Preempted(1, 2.25),
-        chunk(2.25, 3.0, 2),
-        Scheduled(1, 3.0),
-        chunk(3.0, 3.25, 1),
-        step(3.25, 3.5, [1]),
-        step(3.5, 3.75, [1]),
-        end(1, 3.75),
-    ]
-
-    assert parts_of(events) == {
-        "queue.unknown": 0.125,
-        "prefill": 0.615,
-        "prefill_gap": 0.26,
-        "decode": 0.5,
-        "preempted": 0.75,
-        "recompute": 0.5,
-    }
-
-
-def test_a_long_time_without_a_step_is_a_stall() -> None:
-    """Short ones belong to the decode; without a request in the batch there is none."""
-    events: list[Event] = [Queued(1, 1.0, WALL + 1.0, 5), Scheduled(1, 1.0)]
-    now = 1.0
-    for _ in range(20):
-        events.append(step(now, now + 0.01, [1]))
-        now += 0.012
-    now += STALL
-    events += [step(now, now + 0.01, [1]), end(1, now + 0.01)]
-    # An engine that was idle for an hour has not stalled.
-    events += [Queued(2, now + 3600, WALL + now + 3600), Scheduled(2, now + 3600)]
-    events += [step(now + 3600, now + 3600.5, [2]), end(2, now + 3600.5)]
-
-    first, second = parts_of(events), parts_of(events, 2)
-
-    assert first.keys() == {"prefill", "decode", "stalled"}
-    assert first["stalled"] == pytest.approx(STALL + 0.002)
-    assert second == {"prefill": 0.5}
-
-
 def test_steps_that_are_always_apart_are_no_stalls() -> None:
     """The bound follows from the engine's own gaps."""
     events: list[Event] = [Queued(1, 1.0, WALL + 1.0, 5), Scheduled(1, 1.0)]
@@ -324,31 +242,6 @@ def test_steps_that_are_always_apart_are_no_stalls() -> None:
     parts = parts_of([*events, end(2, 201.7)], 2)
 
     assert parts == {"prefill": 0.7, "decode": 99.0}
-
-
-@pytest.mark.parametrize("is_pipelined", [False, True])
-def test_interference_is_what_others_prefill_takes(is_pipelined: bool) -> None:
-    """The truth is within a tenth, without the requests before the engine's times are known."""
-    events, truth = mixed_batches(is_pipelined=is_pipelined)
-
-    ended = play(divided(events, range(0, len(events), 100)))
-
-    settled = [number for number in ended if number in truth and number > 20]
-    parts = [ended[number].parts or {} for number in settled]
-    found = sum(each.get("interference", 0.0) for each in parts)
-    expected = sum(truth[number] for number in settled)
-    total = found + sum(each["decode"] for each in parts)
-    assert 0.15 < expected / total < 0.6
-    assert found == pytest.approx(expected, rel=0.1)
-
-
-def test_the_usual_time_of_a_batch_lies_between_those_of_known_sizes() -> None:
-    """Beyond them it is that of a size up to twofold; of others it is unknown."""
-    times = EngineTimes(decode_times={3: (4.0, 0.010), 5: (16.0, 0.022)})
-
-    found = [times.decode_time(size) for size in (0, 1, 2, 4, 10, 16, 32, 33)]
-
-    assert found == [0.0, None, 0.010, 0.010, pytest.approx(0.016), 0.022, 0.022, None]
 
 
 def test_a_step_counts_as_decode_until_one_without_prefill_is_known() -> None:

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedulers import ABORT, WALL, Scheduler, actions, by_definition, found
-from sidestep.errors import WireError
 from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER
 from sidestep.protocol.request_events import (
     ALL_KNOWN,
@@ -160,31 +159,6 @@ def test_arbitrary_events_have_no_impossible_outcome(
     assert found(outcomes) == found(play(events, cuts, settings=settings))
 
 
-def test_a_preemption_lengthens_decode_and_not_the_queue_time() -> None:
-    """The gap between the outputs is one latency."""
-    events: list[Event] = [
-        Queued(1, 10.0, WALL + 9.0, 5),
-        Scheduled(1, 12.0),
-        step(13.0, 1),
-        Preempted(1, 13.5),
-        Scheduled(1, 18.0),
-        step(20.0, 1),
-        end(1, 20.0),
-    ]
-
-    (outcome,) = play(events)
-
-    (request,) = outcome.iteration.finished_requests
-    times = (request.queued_time, request.prefill_time, request.decode_time)
-    assert (2.0, 1.0, 7.0) == times
-    assert (8.0, [7.0]) == (
-        request.inference_time,
-        outcome.iteration.inter_token_latencies_iter,
-    )
-    assert [4.5] == outcome.preempted_seconds
-    assert [4.0] == outcome.iteration.time_to_first_tokens_iter
-
-
 @pytest.mark.parametrize(("rule", "queue", "prefill"), [("first", 2.0, 8.0), ("last", 9.0, 1.0)])
 def test_a_setting_chooses_which_scheduling_ends_the_queue(
     rule: Any, queue: float, prefill: float
@@ -232,49 +206,6 @@ def test_a_setting_chooses_how_a_gap_before_several_tokens_counts(
     assert (4, 1.0) == (request.num_generation_tokens, request.mean_time_per_output_token)
 
 
-def test_a_repeated_event_has_one_interval() -> None:
-    """A request scheduled again without a preemption, or with the same output again."""
-    events: list[Event] = [
-        Queued(1, 1.0, WALL),
-        Scheduled(1, 1.0),
-        Preempted(1, 2.0),
-        Scheduled(1, 3.0),
-        Scheduled(1, 4.0),
-        step(5.0, 1),
-        step(6.0, 1),
-        step(6.0, 1),
-        step(6.0, 1, tokens=[2]),
-    ]
-
-    (outcome,) = play(events)
-
-    assert [1.0] == outcome.preempted_seconds
-    assert [1.0] == outcome.iteration.inter_token_latencies_iter
-    assert 2 == outcome.omitted
-
-
-def test_an_abort_is_counted_and_in_no_histogram() -> None:
-    """Its reason and its tokens are counted; its group has no n."""
-    events: list[Event] = [
-        Queued(1, 1.0, WALL, 30),
-        Scheduled(1, 2.0),
-        step(3.0, 1),
-        end(1, 4.0, ABORT, prompt_tokens=30, generation_tokens=1),
-        Queued(2, 5.0, WALL, 40),
-        end(2, 6.0, ABORT, prompt_tokens=40),
-    ]
-
-    (outcome,) = play(events)
-
-    ended = outcome.iteration.finished_requests
-    assert [ABORT, ABORT] == [request.finish_reason for request in ended]
-    assert {None} == {getattr(r, name) for r in ended for name in r.__struct_fields__[1:11]}
-    assert [(30, 1, 3.0), (40, 0, 1.0)] == [
-        (a.prompt_tokens, a.generation_tokens, a.seconds) for a in outcome.aborted
-    ]
-    assert [] == outcome.iteration.n_params_iter
-
-
 def test_an_abort_after_output_may_be_a_stop_string() -> None:
     """Before any output, or without stop strings, it is an abort."""
     events: list[Event] = [
@@ -291,63 +222,6 @@ def test_an_abort_after_output_may_be_a_stop_string() -> None:
     assert [STOP, ABORT] == [r.finish_reason for r in outcome.iteration.finished_requests]
     assert outcome.iteration.finished_requests[0].queued_time == 1.0
     assert len(outcome.aborted) == 1
-
-
-def test_samples_that_end_at_once_wait_for_their_siblings() -> None:
-    """A sample may finish before the next is queued; the last one ends the group."""
-    events: list[Event] = []
-    for sample in range(3):
-        at = 1.0 + 0.1 * sample
-        number = sample + 1
-        events += [
-            Queued(number, at, WALL, group=7, sample=sample),
-            Scheduled(number, at),
-            step(at + 0.05, number),
-            end(number, at + 0.05),
-        ]
-
-    early = play(events)
-    late = play([*events, Queued(9, 60.0)])
-
-    assert [] == early[0].iteration.n_params_iter
-    assert [3] == late[0].iteration.n_params_iter
-    assert [1] == late[0].iteration.max_num_generation_tokens_iter
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_a_group_may_span_engines(late: bool) -> None:
-    """A group over several engines counts once, for the engine whose sample ended last."""
-    sample_groups = SampleGroups()
-    here, there = (
-        RequestTracker(sample_groups=sample_groups),
-        RequestTracker(sample_groups=sample_groups),
-    )
-    one: list[Event] = [
-        Queued(1, 1.0, WALL, group=7, sample=0),
-        Scheduled(1, 1.0),
-        step(1.1, 1),
-        step(1.2, 1),
-        end(1, 1.2),
-    ]
-    two: list[Event] = [
-        Queued(5, 1.0, WALL, group=7, sample=1),
-        Scheduled(5, 1.0),
-        step(1.1, 5),
-        end(5, 1.1),
-    ]
-    order = [(here, one), (there, two)]
-    for tracker, events in reversed(order) if late else order:
-        (outcome,) = [tracker.apply(RequestEvents(0, 1.2, 1, list(events)))]
-        assert [] == outcome.iteration.n_params_iter
-
-    ticks = [
-        [tracker.apply(RequestEvents(0, now, 1)).iteration for now in (7.0, 8.0)]
-        for tracker in (there, here, there)
-    ]
-
-    assert [[], [2], []] == [[n for t in both for n in t.n_params_iter] for both in ticks]
-    assert [2] == [n for t in ticks[1] for n in t.max_num_generation_tokens_iter]
-    assert {} == sample_groups.groups
 
 
 def test_the_clocks_of_two_hosts_are_never_compared() -> None:
@@ -445,18 +319,6 @@ def test_a_group_that_a_rank_never_completed_is_unknown(samples: int) -> None:
     assert {} == ranks.groups.groups
 
 
-def test_another_request_may_have_the_id_of_one_that_is_unknown() -> None:
-    """Ids of users may repeat; the arrivals differ."""
-    ranks = Ranks(samples=2)
-    both = (ranks.first, ranks.second)
-    alone = [ranks.tick(tracker, now) for now in seconds(3.0, 70.0) for tracker in both]
-    again = [ranks.first.apply(RequestEvents(0, 71.0, 1, two_samples(7, 70.0)))]
-    again += [ranks.tick(tracker, now) for now in seconds(72.0, 80.0) for tracker in both]
-
-    assert counted(alone) == ([], Counter(samples=1))
-    assert counted(again) == ([2], Counter())
-
-
 def test_events_that_a_rank_lost_make_its_groups_unknown() -> None:
     """Folded items may have had a sample; later requests count again."""
     ranks = Ranks(samples=3)
@@ -482,18 +344,12 @@ def two_samples(group: int, asked: float) -> list[Event]:
     ]
 
 
-def test_a_closed_rank_is_not_waited_for() -> None:
-    """A rank that closes reports in its last item that all of its requests are known."""
-    ranks = Ranks(samples=3)
-    ranks.second.apply(RequestEvents(0, 2.0, 1, [], ALL_KNOWN))
-
-    assert counted(ranks.tick(ranks.first, now) for now in seconds(3.0, 8.0)) == ([2], Counter())
-
-
-def test_engines_of_other_deployments_are_not_waited_for() -> None:
-    """Engines of other deployments never have a sample of the same request."""
-    ranks = Ranks(samples=3, deployment="another")
-
+@pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "another deployment"])
+def test_some_ranks_are_not_waited_for(is_closed: bool) -> None:
+    """One that has closed knows all of its requests; one of another deployment has none of these."""
+    ranks = Ranks(samples=3, deployment="" if is_closed else "another")
+    if is_closed:
+        ranks.second.apply(RequestEvents(0, 2.0, 1, [], ALL_KNOWN))
     assert counted(ranks.tick(ranks.first, now) for now in seconds(3.0, 8.0)) == ([2], Counter())
 
 
@@ -509,60 +365,6 @@ def test_adapters_are_limited_and_printable() -> None:
     assert MAX_OPEN_VALUES == len(adapters)
     assert 2 == adapters["a0", "waiting"]
     assert outcome.limited == adapters[OTHER, "waiting"] > 6
-
-
-def test_a_reported_number_of_cached_tokens_takes_precedence() -> None:
-    """A reported number of cached tokens replaces the number found at prefill, as in the engine."""
-    events: list[Event] = [
-        Queued(1, 1.0, WALL, 10),
-        Scheduled(1, 1.0),
-        step(2.0, 1, prompts=[Prompt(1, 1, 0, 9)]),
-        end(1, 2.0, cached_tokens=4),
-        Queued(2, 3.0, WALL, 10),
-        end(2, 4.0, cached_tokens=4),
-    ]
-
-    (outcome,) = play(events)
-
-    ended = outcome.iteration.finished_requests
-    assert [4, 0] == [request.num_cached_tokens for request in ended]
-
-
-def test_a_sample_without_its_first_sibling_has_no_group() -> None:
-    """Its id may only resemble a sample's, or the group's start is unknown."""
-    events: list[Event] = [
-        Queued(1, 1.0, WALL, group=7, sample=2),
-        Scheduled(1, 1.0),
-        step(2.0, 1),
-        end(1, 2.0),
-        Queued(2, 60.0),
-    ]
-
-    assert [] == play(events)[0].iteration.n_params_iter
-
-
-def test_intervals_with_an_unknown_start_are_omitted() -> None:
-    """Tokens and the end count; queue, prefill, TTFT and decode are omitted."""
-    events: list[Event] = [
-        step(3.0, 1),
-        step(4.0, 1),
-        end(1, 4.0, generation_tokens=9, prompt_tokens=5),
-    ]
-
-    (outcome,) = play(events)
-
-    (request,) = outcome.iteration.finished_requests
-    assert [1.0] == outcome.iteration.inter_token_latencies_iter
-    assert outcome.iteration.num_generation_tokens == 2
-    assert (9, 5, LENGTH) == (
-        request.num_generation_tokens,
-        request.num_prompt_tokens,
-        request.finish_reason,
-    )
-    unknown = (request.queued_time, request.prefill_time, request.decode_time, request.e2e_latency)
-    assert (None,) * 4 == unknown
-    assert [] == outcome.iteration.time_to_first_tokens_iter
-    assert {"unknown": 1} == outcome.untracked
 
 
 def test_alive_events_name_the_requests_in_flight() -> None:
@@ -600,43 +402,6 @@ def test_a_request_that_was_cut_off_counts_once() -> None:
 
     # Six are there, of whom one was not known before.
     assert {"restart": 5, "unknown": 1} == outcome.untracked
-
-
-def test_the_longest_preemption_is_the_oldest() -> None:
-    """The longest preemption is as of the engine's last event; an abort ends a preemption, too."""
-    tracker = RequestTracker()
-    events: list[Event] = []
-    for number in (1, 2):
-        events += [Queued(number, 1.0), Scheduled(number, 1.0), Preempted(number, 1.0 + number)]
-    outcomes = [tracker.apply(RequestEvents(0, 5.0, 1, events))]
-    waited = [tracker.longest_preemption]
-    for later in (end(1, 6.0, ABORT), Scheduled(2, 7.0)):
-        outcomes.append(tracker.apply(RequestEvents(0, 8.0, 1, [later])))
-        waited.append(tracker.longest_preemption)
-
-    assert [3.0, 5.0, 0.0] == waited
-    assert [4.0, 4.0] == [s for outcome in outcomes for s in outcome.preempted_seconds]
-
-
-def test_an_output_may_precede_the_alive_event() -> None:
-    """From then on the arrival is known, but not the first intervals."""
-    events: list[Event] = [
-        step(3.0, 1),
-        Alive(1, 4.0, WAITING, WALL + 1.0, 10),
-        step(5.0, 1),
-        end(1, 5.0),
-    ]
-
-    (outcome,) = play(events)
-
-    (request,) = outcome.iteration.finished_requests
-    assert (4.0, None, None) == (
-        request.e2e_latency,
-        request.decode_time,
-        request.num_cached_tokens,
-    )
-    assert [] == outcome.iteration.time_to_first_tokens_iter
-    assert {"unknown": 1} == outcome.untracked
 
 
 def test_a_restarted_engine_reuses_numbers() -> None:
@@ -689,42 +454,6 @@ def test_a_request_that_never_ends_expires() -> None:
     assert {"age": 1} == outcome.untracked
     assert {2, 3} == tracker.requests.live.keys()
     assert 11 == tracker.requests.waiting_tokens
-
-
-def test_adapters_have_the_state_of_their_requests() -> None:
-    """They wait in the queue and after a preemption, and run in the batch."""
-    tracker = RequestTracker()
-
-    def after(*events: Event) -> dict[tuple[str, str], int]:
-        tracker.apply(RequestEvents(0, 0.0, 1, list(events)))
-        return dict(tracker.requests.adapters)
-
-    assert {("a", "waiting"): 1} == after(Queued(1, 1.0, adapter="a"))
-    assert {("a", "waiting"): 1, ("b", "running"): 1} == after(
-        Queued(2, 1.0, adapter="b"), Scheduled(2, 2.0)
-    )
-    assert {("a", "waiting"): 1, ("b", "waiting"): 1} == after(Preempted(2, 3.0))
-    assert {("a", "waiting"): 1} == after(end(2, 4.0, ABORT))
-    assert {} == after(end(1, 4.0, ABORT))
-
-
-def test_columns_of_different_lengths_are_refused() -> None:
-    """Nothing of the item is applied."""
-    tracker = RequestTracker()
-    bad = Iteration(1.0, 1.0, 1.0, [Output(1.0, [1, 2], [1])])
-
-    with pytest.raises(WireError):
-        tracker.apply(RequestEvents(0, 0.0, 1, [Queued(1, 1.0), bad]))
-
-    assert {} == tracker.requests.live
-
-
-def test_a_refused_request_is_counted_by_its_reason() -> None:
-    """A refused request counts by its reason, and also as a finished request."""
-    (outcome,) = play([Queued(1, 1.0), end(1, 2.0, LENGTH, refused="prompt_too_long")])
-
-    assert {"prompt_too_long": 1} == outcome.refused
-    assert [LENGTH] == [r.finish_reason for r in outcome.iteration.finished_requests]
 
 
 def test_groups_that_wait_for_samples_are_limited() -> None:

@@ -20,10 +20,9 @@ from sidestep.engines.vllm.wire import SchedulerStats as VllmStats
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.exposition.live import answers
 from sidestep.exposition.live.answers import HistoryAnswer, Live
-from sidestep.exposition.live.view import MAX_WARNINGS, LiveView
+from sidestep.exposition.live.view import LiveView
 from sidestep.protocol.iteration_stats import IterationStats
-from sidestep.protocol.limits import VERSION
-from sidestep.protocol.messages import Bye, EngineInfo, Heartbeat, Hello
+from sidestep.protocol.messages import Bye, Heartbeat
 from sidestep_adapters.recording.replay import Replay
 from socket_peers import batch, connect
 
@@ -147,18 +146,6 @@ async def test_viewers_share_an_answer(start: Start) -> None:
     assert later.time - found[0].time >= 1.0
 
 
-async def test_an_unknown_engine_is_one_line(start: Start) -> None:
-    """The response says where the known engines are listed."""
-    async with start() as exporter:
-        await play(exporter, MAIN_RUN)
-        found = await status(exporter, "/api/v1/live/history?engine=nobody")
-        (known,) = (await live(exporter)).engines
-        ok, _ = await status(exporter, f"/api/v1/live/history?engine={known.id}")
-
-    assert found == (404, "no such engine; /api/v1/engines lists all\n")
-    assert ok == 200
-
-
 async def test_without_the_page_nothing_is_kept(start: Start) -> None:
     """There is no endpoint, no history and no handler of warnings."""
     handlers = [*logging.getLogger("sidestep").handlers]
@@ -173,30 +160,6 @@ async def test_without_the_page_nothing_is_kept(start: Start) -> None:
         views = [each for each in gc.get_objects() if isinstance(each, LiveView)]
         assert not any(view.histories for view in views if view._intake is exporter.intake)
         assert logging.getLogger("sidestep").handlers == handlers
-
-
-async def test_refused_senders_are_among_the_warnings(start: Start) -> None:
-    """The newest first, with why; the answer has the last 20."""
-    async with start() as exporter, connect(exporter) as peer:
-        await peer.send(Hello(VERSION + 1, "new", 1, 1, 1, []))
-        await peer.receive()
-        info = EngineInfo("e", "no-such-dialect", {"engine": "0", "model_name": "m"})
-        await peer.send(Hello(VERSION, "bad", 2, 1, 1, [info]))
-        await peer.receive()
-        found = (await newer(exporter)).warnings
-        for number in range(MAX_WARNINGS + 5):
-            logging.getLogger("sidestep.test").warning("number %d", number)
-        logging.getLogger("sidestep.test").info("not this")
-        more = (await newer(exporter)).warnings
-
-    assert [each.text.partition(";")[0] for each in found] == [
-        "refused stream bad: unknown_dialect: no-such-dialect",
-        f"refused stream new: version: sender uses version {VERSION + 1}, this exporter {VERSION}",
-    ]
-    assert found[0].time >= found[1].time
-    assert [each.text for each in more] == [
-        f"number {number}" for number in reversed(range(5, MAX_WARNINGS + 5))
-    ]
 
 
 async def test_streams_and_their_delivery(start: Start) -> None:

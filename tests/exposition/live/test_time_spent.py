@@ -13,7 +13,6 @@ from sidestep.exposition.live.time_spent import (
     TimeHistory,
     TimeSpent,
     Totals,
-    merged,
     row_fields,
 )
 from sidestep.exposition.live.time_spent import totals as totals_of
@@ -56,17 +55,6 @@ def test_the_limit_of_a_row(
     """A limit that hardly held is none, and an engine without limits has an unknown one."""
     fields = row_fields(TimeSpent(limits))
     assert (fields["limit"], fields["limit_share"]) == (limit, share)
-
-
-def test_several_engines_add_up() -> None:
-    """Limits and parts by name; numbers of one kind of engine do not."""
-    one = TimeSpent({"none": 1.0}, {"decode": 2.0}, {"requests_per_second": 1.0})
-    other = TimeSpent({"none": 1.0, "slots": 3.0}, {"decode": 1.0, "prefill": 4.0})
-    assert merged([one, other]) == (
-        {"none": 2.0, "slots": 3.0},
-        {"decode": 3.0, "prefill": 4.0},
-        {},
-    )
 
 
 async def test_since_the_first_totals(start: Start) -> None:

@@ -268,14 +268,3 @@ def test_a_replica_that_stands_out(name: str, title: str) -> None:
         [*(row(each, **{name: latency(0.0)}) for each in "bc"), slow],
     ):
         assert verdict(calm).level == "ok"
-
-
-def test_an_outlier_counts_least() -> None:
-    """A full engine is worse, and one engine with two complaints counts once."""
-    replicas = [row(each, ttft=latency(0.1), inter_token=latency(0.01)) for each in "bc"]
-    both = row("a", ttft=latency(1.0), inter_token=latency(0.2))
-    full = row("d", waiting=1, kv_cache_usage=1.0)
-
-    assert verdict([*replicas, both]).text.startswith("engine a stands out: ITL p95")
-    assert "more" not in verdict([*replicas, both]).text
-    assert verdict([*replicas, both, full]).engine == "id-d"

@@ -90,16 +90,6 @@ async def test_they_have_the_common_names_too(start: Start) -> None:
     assert 'dynamo_frontend_queued_requests{model="m",pod="p"} 4' in whole
 
 
-async def test_without_the_flag_there_are_none(start: Start) -> None:
-    """Each repeats a family."""
-    async with (
-        polled(page(DYNAMO)) as server,
-        start(scrape=(f"{server.url},interval=0.05",)) as exporter,
-    ):
-        await until(lambda: exporter.metrics.value(OK, server.url, "ok") > 0)
-        assert await samples(exporter) == {}
-
-
 async def test_tensorrt_llm_has_them(start: Start, golden: Callable[[str, str], None]) -> None:
     """Of a gauge that each process of the server has, the highest counts; its own families stay."""
     names = urlencode([("name[]", family.name) for family in FAMILIES])

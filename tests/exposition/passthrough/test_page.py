@@ -13,7 +13,6 @@ from exporters import page_of_engine
 from scraped import Passing, openmetrics_samples, samples, shown
 from sidestep.errors import PollError
 from sidestep.exposition.passthrough import page as pages
-from sidestep.exposition.text_page import write_passed_on
 
 TRITON = ("page_triton", "page_triton_custom", "page_triton_responses")
 ENGINES = (*TRITON, "page_main", "page_sglang_dp")
@@ -172,48 +171,6 @@ def test_an_endless_page_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             Passing().take(line * ((1 << 20) // len(line) + 1))
 
 
-def test_the_number_of_families_is_limited() -> None:
-    """Further families are left out and counted."""
-    passing = Passing()
-    passing.take("".join(f'f{number}{{a="{n}"}} 1\n' for number in range(1001) for n in "ab"))
-
-    assert passing.left_out() == {"over_limit": 2}
-    assert passing.show().count("# TYPE ") == 1000
-
-
-def test_an_unchanged_page_is_not_parsed_again() -> None:
-    """Until a value changes."""
-    page = page_of_engine("page_triton")
-    passing = Passing()
-    passing.take(page)
-    first = parts(passing)
-    passing.take(page, size=100)
-    assert parts(passing) == first
-    passing.take(page.replace('model="ens",version="1"} 17', 'model="ens",version="1"} 18', 1))
-    assert 'nv_inference_request_success{model="ens",version="1"} 18\n' in passing.show()
-
-
-def parts(passing: Passing) -> list[object]:
-    """Return the samples of all families."""
-    return [sample for family in passing.passed.families() for sample in family.samples]
-
-
-def test_a_rendered_page_is_of_one_poll() -> None:
-    """A response that arrives before it is written is on the next page."""
-    passing = Passing()
-    lines = [f'a{{b="{number}"}}' for number in range(3000)]
-    passing.take("".join(f"{line} 1\n" for line in lines))
-    first = passing.passed.families()
-    passing.take("".join(f"{line} 2\n" for line in lines))
-    second = passing.passed.families()
-    passing.take("b 3\n" + "".join(f"{line} 3\n" for line in lines[::-1]))
-
-    for found, value in ((first, "1"), (second, "2")):
-        text = b"".join(write_passed_on(found)).decode()
-        assert {line[-1] for line in text.splitlines()[2:]} == {value}
-    assert "b 3\n" in passing.show()
-
-
 @pytest.mark.parametrize("name", ENGINES)
 def test_a_page_in_openmetrics_is_read_as_the_one_in_text(name: str) -> None:
     """Samples and types are equal; OpenMetrics has no type for counters without ``_total``."""
@@ -257,16 +214,6 @@ def test_exemplars_and_timestamps_of_openmetrics() -> None:
     assert passing.left_out() == {"bad_line": 2}
 
 
-@pytest.mark.parametrize("text", ["1 2 3", "1  2", "1 2e3", "x", "1 # y", "1 -2", ""])
-def test_an_invalid_value_of_openmetrics_is_left_out(text: str) -> None:
-    """With a reason, as in the text format."""
-    passing = Passing()
-    passing.take(f"good 1\na {text}\n# EOF\n")
-
-    assert passing.show().endswith("untyped\ngood 1\n")
-    assert passing.left_out() == {"bad_line": 1}
-
-
 def test_timestamps_pass_through() -> None:
     """In the unit of each format, also if only some polls have one."""
     passing = Passing()
@@ -277,13 +224,6 @@ def test_timestamps_pass_through() -> None:
     passing.take("a 1 1700000000123\n")
 
     assert "a 1 1700000000.123\n" in passing.show(openmetrics=True)
-
-
-def test_any_character_can_be_in_a_label() -> None:
-    """Also placeholders of Python."""
-    page = 'a{b="%b %% %s \r { } \u2028 \\\\n"} 1\n'
-
-    assert shown(page).endswith(page)
 
 
 def test_labels_are_added() -> None:
@@ -316,17 +256,6 @@ def test_openmetrics_leaves_out_families_with_names_of_another() -> None:
         "# TYPE d unknown",
         "# TYPE c unknown",
     ]
-
-
-def test_families_are_selected_by_name() -> None:
-    """By the name of the family or of a sample."""
-    passing = Passing()
-    passing.take(page_of_engine("page_triton_custom") + "a_total 1\n")
-
-    assert passing.show("my_lat_seconds_sum") == passing.show("my_lat_seconds")
-    assert passing.show("my_lat_seconds").count("\n") == 8
-    assert passing.show("my_running").splitlines()[-1].startswith("my_running{")
-    assert passing.show("nothing") == ""
 
 
 LINES = st.sampled_from(

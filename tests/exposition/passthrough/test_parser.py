@@ -92,25 +92,6 @@ def test_an_invalid_line_is_refused_with_a_reason(line: bytes, reason: str) -> N
     assert error.value.reason == reason
 
 
-def test_comments() -> None:
-    """HELP with its two escapes, TYPE in any case; other comments are ignored."""
-    assert parse_comment(rb"# HELP a b \n \\n \" \t") == (False, "a", 'b \n \\n \\" \\t')
-    assert parse_comment(b"#HELP a") == (False, "a", "")
-    assert parse_comment(b" #\tTYPE  a \t Counter ") == (True, "a", "counter")
-    for line in (b"#", b"# EOF", b"# HELP", b"# HELPa b", b"# HELP 1 b", b"# UNIT a seconds"):
-        assert parse_comment(line) is None
-    for line, reason in (
-        (b"# TYPE a info", "unknown_kind"),
-        (b"# TYPE a", "unknown_kind"),
-        (b"# HELP a \xff", "not_utf8"),
-        (b"# HELP a \0", "bad_line"),
-        (b"#" * (MAX_LINE_BYTES + 1), "too_long"),
-    ):
-        with pytest.raises(WireError) as error:
-            parse_comment(line)
-        assert error.value.reason == reason
-
-
 HOSTILE = [
     b"a" + b" " * 16000,
     b"a{" + b" " * 16000 + b"x",
@@ -128,11 +109,11 @@ HOSTILE = [
 @pytest.mark.parametrize("line", HOSTILE, ids=range(len(HOSTILE)))
 def test_no_line_takes_long(line: bytes) -> None:
     """Quadratic backtracking would take seconds."""
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(WireError):
         _ = parse_comment(line) or parse_value(line[parse_head(line).end :])
 
-    assert time.perf_counter() - started < 0.05
+    assert time.process_time() - started < 0.05
 
 
 @given(st.binary(max_size=60) | st.text('a1{}="\\n#, .eE+-', max_size=30).map(str.encode))

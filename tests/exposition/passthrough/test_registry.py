@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,14 +13,12 @@ from hypothesis import strategies as st
 from exporters import page_of_engine
 from metric_families import families, labels_of, parsed
 from pages import Family, parse
-from scraped import Passing, samples
+from scraped import Passing
 from sidestep.exposition.family_series import passed_on
 from sidestep.exposition.json_format import json_samples
 from sidestep.exposition.passthrough.parser import Labels
 from sidestep.exposition.protobuf_page import encode_samples
-from sidestep_adapters.triton.rows import FROM_STATISTICS
 
-REFERENCE = Path(__file__).parents[4] / "shared" / "reference" / "triton" / "metrics.json"
 A: Labels = (("pod", "a"),)
 B: Labels = (("pod", "b"),)
 
@@ -107,19 +103,6 @@ def test_a_source_can_exclude_families() -> None:
     assert passing.passed.left_out(page) == {"excluded": 7 + 6}
 
 
-def test_a_page_that_is_hidden_while_it_is_read_is_shown_afterwards() -> None:
-    """The response arrived after the page was hidden."""
-    passing = Passing()
-    page = passing.page()
-    for text in ("a 1", "a 2"):
-        passing.take("a 1\n")
-        parsed = page.read([f"{text}\n".encode()])
-        page.hide()
-        page.parsed = parsed
-        page.merge()
-        assert lines(passing.show()) == [text]
-
-
 def values_of(passing: Passing, names: Collection[str] = ()) -> list[dict[str, Any]]:
     """Return the families in the form of JSON."""
     return [
@@ -200,36 +183,6 @@ def test_any_pages_merge_to_a_valid_page(
     assert len(lines(text)) + total - comments == given_lines
 
 
-@pytest.mark.skipif(not REFERENCE.exists(), reason="the reference is not here")
-def test_all_families_of_triton_servers_pass_through() -> None:
-    """GPUs, summaries, the backends of vLLM and TensorRT-LLM."""
-    reference = json.loads(REFERENCE.read_text())
-    families = reference["native_metrics"] + reference["backend_metrics"]
-    page = "".join(family_text(row["name"], row["type"], row["labels"]) for row in families)
-    passing = Passing(excluded=FROM_STATISTICS)
-    passing.take(page)
-    shown, there = samples(passing.show()), samples(page)
-
-    assert {row["name"] for row in families} >= FROM_STATISTICS
-    assert "nv_gpu_utilization" in passing.show()
-    assert "nv_trt_llm_kv_cache_block_metrics" in passing.show()
-    assert shown == {
-        sample: value for sample, value in there.items() if sample[0] not in FROM_STATISTICS
-    }
-
-
-def family_text(name: str, kind: str, labels: list[str]) -> str:
-    """Return one family with one group of samples."""
-    pairs = ",".join(f'{label}="{label} 0"' for label in labels if label != "quantile")
-    outer = f"{{{pairs}}}" if pairs else ""
-    inner = f"{pairs}," if pairs else ""
-    ends = {
-        "histogram": [f'_bucket{{{inner}le="+Inf"}}', f"_count{outer}", f"_sum{outer}"],
-        "summary": [f'{{{inner}quantile="0.5"}}', f"_count{outer}", f"_sum{outer}"],
-    }.get(kind, [outer])
-    return f"# TYPE {name} {kind}\n" + "".join(f"{name}{end} 7\n" for end in ends)
-
-
 def numbers(page: Mapping[str, Family]) -> dict[tuple[str, object], float]:
     """Return the samples by name and labels, with bounds as Python writes them.
 
@@ -258,7 +211,7 @@ def encoded(passing: Passing, names: Collection[str] = ()) -> bytes:
 
 @pytest.mark.parametrize(
     "name",
-    ["page_triton", "page_triton_custom", "page_triton_responses", "page_sglang", "page_main"],
+    ["page_triton", "page_triton_custom", "page_sglang"],
 )
 def test_protobuf_has_the_same_samples(name: str) -> None:
     """Protobuf has the samples of all kinds that real exporters have; histograms stay classic."""
