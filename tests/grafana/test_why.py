@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tools.boards import colors
 from tools.boards.__main__ import GRAFANA
 
-from boards import ROOT, dashboard, everything, filled, queries
+from boards import DASHBOARDS, ROOT, dashboard, everything, families, filled, panels, queries
 from promtool import assert_query, needs_promtool
 from sidestep.catalog.tuning import CAUSES
 from sidestep.protocol.request_events import LIMITS
@@ -84,6 +85,16 @@ def test_the_board_has_the_table_of_docs_tuning() -> None:
             assert text in section
 
 
+def colored(panel: dict[str, Any]) -> dict[str, str]:
+    """Return the colors of a panel's series by legend."""
+    return {
+        override["matcher"]["options"]: each["value"]["fixedColor"]
+        for override in panel["fieldConfig"]["overrides"]
+        for each in override["properties"]
+        if each["id"] == "color"
+    }
+
+
 def test_states_limits_and_parts_have_colors() -> None:
     """Each state, limit and part has a color of its own."""
     assert colors.STATES.keys() == {state.value for state in EngineState}
@@ -92,3 +103,36 @@ def test_states_limits_and_parts_have_colors() -> None:
     assert colors.PARTS.keys() == {*KEYS, "queue"}
     for found in (colors.STATES, colors.SERVERS, colors.LIMITS, colors.PARTS):
         assert len(set(found.values())) == len(found)
+
+
+def test_colors_are_those_of_the_live_page() -> None:
+    """Limits, and parts that the live page shows, have its colors on light ground."""
+    style = (ROOT / "exporter/sidestep/http/live_page/style.css").read_text()
+    page = dict(re.findall(r"--(\w+): light-dark\((#\w+),", style))
+    same = ("prefill", "decode", "interference", "preempted")
+
+    assert {limit: page[limit] for limit in LIMITS} == colors.LIMITS
+    assert {part: page[part] for part in same} == {part: colors.PARTS[part] for part in same}
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_colors_are_the_same_everywhere(path: Path) -> None:
+    """Every panel whose series are states, limits or parts has their colors."""
+    by_legend = {"{{limit}}": colors.LIMITS, "{{part}}": colors.PARTS}
+    by_family = {
+        "sidestep_engine_state": colors.STATES,
+        "sidestep_triton_state": colors.SERVERS,
+        "sidestep_scrape_state": colors.SERVERS,
+    }
+    for panel in panels(dashboard(path)):
+        first = panel["targets"][0]
+        if panel["type"] == "state-timeline":
+            (mapping,) = panel["fieldConfig"]["defaults"]["mappings"]
+            found = {each["text"]: each["color"] for each in mapping["options"].values()}
+            assert found == colors.STATES
+            continue
+        wanted = by_legend.get(first["legendFormat"], {})
+        if first["legendFormat"] == "{{state}}":
+            (family,) = families(first["expr"])
+            wanted = by_family.get(family, {})
+        assert colored(panel) == wanted, panel["title"]
