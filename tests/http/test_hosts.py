@@ -76,7 +76,9 @@ def own_address() -> str:
 
 
 @pytest.mark.parametrize(
-    ("config", "status"), [("", 403), (f"basic_auth_users: {{alice: {HASH}}}\n", 200)]
+    ("config", "status"),
+    [("", 403), (f"basic_auth_users: {{alice: {HASH}}}\n", 200)],
+    ids=["open", "login"],
 )
 async def test_the_debug_page_needs_a_login_over_a_network(
     config: str, status: int, start: Start, tmp_path: Path
