@@ -59,8 +59,15 @@ def alerts() -> list[dict[str, Any]]:
 
 
 RULES = [rule for path in RULE_FILES for rule in rules(path.name)]
-WORDS = [{*re.findall(r"[\w:]+", re.sub(r'"[^"]*"', "", rule["expr"]))} for rule in RULES]
-"""Names of series, functions and labels in each rule."""
+WORDS = [
+    {
+        *re.findall(r"[\w:]+", re.sub(r'"[^"]*"', "", rule["expr"])),
+        # Their templates have queries.
+        *re.findall(r"[\w:]+", " ".join(rule.get("annotations", {}).values())),
+    }
+    for rule in RULES
+]
+"""Names of series, functions and labels in each rule, and the words of its annotations."""
 
 
 class PromtoolTest(NamedTuple):
