@@ -9,6 +9,7 @@ import re
 import threading
 import time
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -63,12 +64,14 @@ async def played(exporter: Exporter, runs: Sequence[Run], length: float) -> Asyn
     """Play the rounds of the demo."""
     stop, clock = threading.Event(), Clock(length)
     players = [Player(run, exporter.endpoints[0], clock, realtime=True) for run in runs]
-    tasks = [asyncio.create_task(asyncio.to_thread(p.run, once=False, stop=stop)) for p in players]
-    try:
-        yield
-    finally:
-        stop.set()
-        await asyncio.gather(*tasks)
+    # The loop's own threads render the pages.
+    with ThreadPoolExecutor(len(players)) as threads:
+        playing = [threads.submit(each.run, once=False, stop=stop) for each in players]
+        try:
+            yield
+        finally:
+            stop.set()
+            await asyncio.gather(*map(asyncio.wrap_future, playing))
 
 
 def firing(server: Prometheus) -> set[Alert]:
