@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
@@ -16,4 +17,5 @@ def process(
     return serving(
         "serve", "--web.listen-address", "127.0.0.1:0", "--state.dir", folder / "state",
         "--ingest.endpoint", f"ipc://{folder}/i.ipc", "--log.stats-interval", "0", *options,
+        PYTHONPATH=os.environ.get("PYTHONPATH", ""),
     )  # fmt: skip
