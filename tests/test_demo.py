@@ -31,7 +31,7 @@ from sidestep.tracking.health.states import EngineState
 FIXED = ("--web.listen-address", "127.0.0.1:0")
 ONCE = ("demo", "--once", "--speed", "max", *FIXED)
 ABORTS = 'engine="vllm-aborts"'
-TOTALS = "records 10017  vLLM: prompt tokens 100908  generated tokens 11490"
+TOTALS = "records 11025  vLLM: prompt tokens 100588  generated tokens 11516"
 
 
 def test_each_run_is_played_once() -> None:
