@@ -107,7 +107,8 @@ async def test_the_route_returns_a_recorded_run(start: Start) -> None:
             with pytest.raises(aiohttp.ClientResponseError, match=str(status)):
                 await answer(exporter.url, query)
 
-    assert same == engine
+    # Its state may change between the answers.
+    assert {**same, "state": ""} == {**engine, "state": ""}
     slowest = sorted(engine["requests"], key=lambda record: -record["e2e_seconds"])[:3]
     assert few["requests"] == slowest
     assert not any(few["steps"].values())
