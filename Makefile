@@ -29,7 +29,7 @@ test: $(STAMP) tools
 quick: $(STAMP)
 	$(BIN)/pytest -n 2 --dist loadfile --quick
 
-# With the long forms of tests, such as all mutants and installations on other Pythons, and ten times the
+# With the long forms of tests, such as installations on other Pythons, and ten times the
 # examples of properties.
 test-all: $(STAMP) tools
 	$(BIN)/pytest -n 3 --dist loadfile --hypothesis-profile long -m "not dist and not engine and not image and not otlp and not pod"
