@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from sidestep.telemetry.logs import RateLimitedLog
+from sidestep.telemetry.logs import RateLimitedLog, recent
 
 log = logging.getLogger("sidestep.test")
 
@@ -80,3 +80,13 @@ def test_fields_do_not_replace_members_of_the_line() -> None:
     line = json.loads(done.stderr)
 
     assert (line["level"], line["msg"], line["more"]) == ("info", "x", 1)
+
+
+def test_a_line_that_cannot_be_formatted_ends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """The last lines that are kept have the next one."""
+    record = logging.LogRecord("sidestep", logging.INFO, "f", 1, "%d", ("no number",), None)
+    recent.handle(record)
+    recent.handle(logging.LogRecord("sidestep", logging.INFO, "f", 1, "kept", (), None))
+
+    assert recent.lines[-1].endswith("INFO kept")
+    assert "Logging error" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Pictures of the live page and of ``sidestep top``, taken of the demo while it tells its story.
+"""Pictures of the live page and of ``sidestep top``, taken of the demo at two moments of its first round.
 
 ``PYTHONPATH=tests/support python -m tools.screens.live`` takes five minutes.
 """

@@ -68,8 +68,11 @@ class _Recent(logging.Handler):
         self.setFormatter(_Text())
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep the line."""
-        self.lines.append(self.format(record))
+        """Keep the line; one that cannot be formatted is a line of standard error, as for any handler."""
+        try:
+            self.lines.append(self.format(record))
+        except Exception:  # noqa: BLE001 - no log line may end what logs it
+            self.handleError(record)
 
 
 recent = _Recent()

@@ -39,7 +39,7 @@ async def write(
                 async for name, text in _pages(session, url):
                     _add(archive, f"exporter-{number}/{name}", text.encode())
     except OSError as error:
-        raise ConfigError(f"--bundle {file}: {error.strerror}") from None
+        raise ConfigError(f"--bundle {file}: {error.strerror or error}") from None
 
 
 async def _pages(session: aiohttp.ClientSession, url: str) -> AsyncIterator[tuple[str, str]]:
