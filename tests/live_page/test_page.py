@@ -144,10 +144,16 @@ async def tiles(page: Page) -> dict[str, str]:
 
 
 async def cells(page: Page, engine: str) -> dict[str, str]:
-    """Return the row of an engine by the titles of its columns."""
-    heads = await page.locator("#table thead th").all_text_contents()
-    row = page.locator(f'#table tbody tr[data-id="{engine}"] td')
-    return dict(zip((h.rstrip(" ▴▾") for h in heads), await row.all_text_contents(), strict=True))
+    """Return the row of an engine by the titles of its columns.
+
+    Both are read at one moment: the next answer may add a column.
+    """
+    heads, row = await page.locator("#table").evaluate(
+        """(table, id) => [`thead th`, `tbody tr[data-id="${id}"] td`].map(
+            found => [...table.querySelectorAll(found)].map(cell => cell.textContent))""",
+        engine,
+    )
+    return dict(zip((head.rstrip(" ▴▾") for head in heads), row, strict=True))
 
 
 async def with_all_numbers(route: Route) -> None:
