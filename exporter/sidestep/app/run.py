@@ -8,6 +8,7 @@ import functools
 import logging
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+SWITCH_INTERVAL = 0.0005
+"""Seconds for which another thread, such as the pages', may keep the interpreter from the event loop.
+
+Python's 5 ms apply to each system call of a request, after which the loop waits for the interpreter.
+"""
 ABSENT_AFTER = 15.0
 """Seconds without an engine after which a line says how to connect one."""
 
@@ -258,6 +264,7 @@ async def serve(config: Config, reload: Callable[[], Config] | None = None) -> N
         loop.add_signal_handler(signal.SIGHUP, on_hangup, exporter, reload)
     async with running(exporter):
         calm_collector()
+        sys.setswitchinterval(SWITCH_INTERVAL)
         log.info(
             "sidestep %s on %s and %s: metrics on %s, engines connect to %s; %s",
             __version__,
