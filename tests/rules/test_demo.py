@@ -133,7 +133,7 @@ async def test_a_round_in_real_time(start: Start, tmp_path: Path) -> None:
     assert len(levels) > ROUND / 2
     green = levels.count("ok") / len(levels)
     print(f"green {green:.0%}")  # noqa: T201
-    # The recorded runs miss latency objectives for other reasons, too.
-    assert {name for name, _ in fired.keys() - FIRE} <= {"InferenceSLOBurn"}
+    # The recorded runs miss latency objectives for other reasons, too, and the small cache is full at times.
+    assert {name for name, _ in fired.keys() - FIRE} <= {"InferenceSLOBurn", "InferenceSaturated"}
     assert fired.keys() >= FIRE
     assert green >= GREEN
