@@ -7,6 +7,8 @@ import contextlib
 import ctypes
 import re
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +26,15 @@ from sidestep.protocol.messages import EngineInfo, Hello, Nack
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep.transport.listener import IngestListener
 from sidestep.transport.process import resident
-from sidestep.transport.upkeep import FLOODED, MIB, PAUSE, TRIM_INTERVAL, Upkeep, Watchdog
+from sidestep.transport.upkeep import (
+    FLOODED,
+    MIB,
+    PAUSE,
+    TRIM_AT_LEAST,
+    TRIM_INTERVAL,
+    Upkeep,
+    Watchdog,
+)
 from socket_peers import connect
 
 libc = ctypes.CDLL(None)
@@ -118,6 +128,57 @@ def test_free_memory_is_returned(soft: int, tmp_path: Path) -> None:
     assert resident() < before - 40 * MIB
     libc.free(last)
     listener.close(0)
+
+
+@pytest.mark.skipif(not hasattr(libc, "malloc_trim"), reason="only glibc has malloc_trim")
+def test_memory_that_is_freed_after_a_return_is_returned_later(tmp_path: Path) -> None:
+    """A flood ends some time after the return that its growth has caused."""
+    listener = IngestListener([f"ipc://{tmp_path}/own/i"])
+    upkeep = Upkeep(listener, Watchdog(0, 0, resident), SelfMetrics())
+    size = 64 << 10
+    *blocks, last = (libc.malloc(size) for _ in range(1000))
+    for block in blocks:
+        ctypes.memset(block, 1, size)
+    upkeep.due(0.0)
+    for block in blocks:
+        libc.free(block)
+    before = resident()
+    upkeep.due(TRIM_INTERVAL)
+    assert resident() > before - 4 * MIB
+    upkeep.due(TRIM_AT_LEAST)
+
+    assert resident() < before - 40 * MIB
+    libc.free(last)
+    listener.close(0)
+
+
+LARGE_BLOCKS = """
+import ctypes
+from sidestep.transport.process import resident, return_large_blocks
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+
+def used(size):
+    return ctypes.memset(libc.malloc(ctypes.c_size_t(size)), 1, size)
+
+return_large_blocks()
+libc.free(used(24 << 20))
+large, above = used(16 << 20), [used(64 << 10) for _ in range(9)]
+before = resident()
+libc.free(large)
+print(before - resident() >> 20)
+"""
+
+
+@pytest.mark.skipif(not hasattr(libc, "malloc_trim"), reason="only glibc has mallopt")
+def test_a_large_block_is_returned_when_it_is_freed() -> None:
+    """Even below a block in use, after a larger one was freed."""
+    done = subprocess.run(
+        [sys.executable, "-c", LARGE_BLOCKS], check=True, capture_output=True, text=True
+    )
+
+    assert int(done.stdout) >= 15
 
 
 def test_limits_of_zero_are_off() -> None:

@@ -31,7 +31,7 @@ from sidestep.ingest import event_loop, plugins
 from sidestep.ingest.event_loop import Shutdown
 from sidestep.snapshot.schedule import Snapshots
 from sidestep.snapshot.state_file import StateDirectory
-from sidestep.transport.process import calm_collector, raise_open_files
+from sidestep.transport.process import calm_collector, raise_open_files, return_large_blocks
 
 if TYPE_CHECKING:
     from sidestep.otlp.senders import Senders
@@ -258,6 +258,7 @@ async def serve(config: Config, reload: Callable[[], Config] | None = None) -> N
     """
     shutdown = Shutdown()
     raise_open_files()
+    return_large_blocks()
     exporter = Exporter(config)
     if reload is not None:
         loop = asyncio.get_running_loop()

@@ -99,7 +99,9 @@ TRIM_INTERVAL = 10.0
 """Seconds between two returns of free memory to the operating system. glibc keeps memory below a block
 in use: after a flood of messages the process stayed at twice its size."""
 TRIM_GROWTH = 16 * MIB
-"""Bytes by which the process must have grown since the last return, unless the soft limit is reached."""
+"""Bytes by which the process must have grown since the last return, unless the soft limit is reached or
+``TRIM_AT_LEAST`` seconds have passed: a return in the middle of a flood leaves what is freed later."""
+TRIM_AT_LEAST = 60.0
 FLOODED = 5.0
 """Seconds of a flood, in which messages always wait and most are refused, until all connections are
 closed. Messages of a peer wait even after the peer has left, so engines would wait behind them for
@@ -208,7 +210,8 @@ class Upkeep:
 
     def _trim(self, now: float) -> None:
         """Return free memory to the operating system if there may be much."""
-        if self._watchdog.full or self._watchdog.resident > self._trimmed_to + TRIM_GROWTH:
+        has_grown = self._watchdog.resident > self._trimmed_to + TRIM_GROWTH
+        if self._watchdog.full or has_grown or now >= self._trimmed_at + TRIM_AT_LEAST:
             self._trimmed_at = now
             trim()
             self._trimmed_to = resident()
