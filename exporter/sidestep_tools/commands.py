@@ -131,7 +131,7 @@ def doctor(
 
 @click.command(
     short_help="Start an engine with what sidestep needs.",
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    context_settings={"allow_interspersed_args": False},
 )
 @click.option("--tap", is_flag=True, help="Tap the scheduler in vLLM's core as well.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
