@@ -105,6 +105,20 @@ def test_a_configuration_is_checked_without_a_start(tmp_path: Path) -> None:
     one_line(sidestep("serve", "--check", "--log.level", "loud"), 2, "must be one of")
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("command", ["--version", "serve --help", "inject", "doctor --rules /x"])
+def test_a_full_disk_is_one_line(command: str) -> None:
+    """Standard output may be a file."""
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "sidestep", *command.split()],
+            input=b"kind: Service\n", stdout=full, stderr=subprocess.PIPE, check=False, env=ENVIRON,
+        )  # fmt: skip
+
+    assert done.returncode == 1
+    assert done.stderr == b"sidestep: cannot write the output: No space left on device\n"
+
+
 def test_sidestep_alone_prints_its_help() -> None:
     """Each command has one line, at the width of a terminal of 80 columns."""
     done = sidestep()
