@@ -129,13 +129,13 @@ _speed = click.option(
 def serve(*, check: bool, **flags: Any) -> None:
     """Run the exporter: engines push to it, Prometheus scrapes it."""
     from sidestep.app.exporter import Exporter
+    from sidestep.app.run import check as check_exporter
     from sidestep.app.run import serve as run_exporter
     from sidestep.ingest.event_loop import run
 
     config = read(flags, os.environ)
     if check:
-        # An exporter that does not run has read the files that settings name.
-        Exporter(config)
+        check_exporter(Exporter(config))
         click.echo("\n".join(config.given) or "every setting has its default")
         return
     logs.set_up(config.log_level, config.log_format)
