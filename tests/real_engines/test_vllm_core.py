@@ -227,7 +227,8 @@ async def test_an_exporter_that_starts_in_the_middle(vllm: VllmSite) -> None:
     asked = len(answers)
     assert_complete(answers)
     assert asked == value(ours, "vllm:request_success", finished_reason="length")
-    assert 0 == value(ours, "sidestep_untracked_requests", reason="unknown")
+    # Of some intervals only the core knows the begin.
+    assert asked == value(ours, "sidestep_untracked_requests", reason="unknown")
     assert asked == count(ours, "vllm:request_prompt_tokens")
     assert asked == count(ours, E2E)
     assert asked == count(ours, "vllm:request_queue_time_seconds")
