@@ -251,9 +251,9 @@ def run(files: Sequence[BinaryIO], *, image: str, mode: str, diff: bool) -> None
     for file in files:
         before, after = _inject_file(injection, file.name, file.read())
         if diff:
-            lines = (each.splitlines(keepends=True) for each in (before, after))
+            old, new = (each.splitlines(keepends=True) for each in (before, after))
             names = file.name, f"{file.name} with sidestep"
-            texts.append("".join(difflib.unified_diff(*lines, *names)))
+            texts.append("".join(difflib.unified_diff(old, new, *names)))
         else:
             if texts and texts[-1][-1:] != "\n":
                 texts.append("\n")
