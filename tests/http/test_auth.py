@@ -99,6 +99,7 @@ async def test_waiting_passwords_are_bounded(executor: ThreadPoolExecutor) -> No
 
     assert answers[:4] == [False] * 4
     assert all(isinstance(answer, Busy) for answer in answers[4:])
+    assert not await passwords.is_valid(b"alice", b"none waits any more")
 
 
 async def test_a_result_is_cached(executor: ThreadPoolExecutor) -> None:

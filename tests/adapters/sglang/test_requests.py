@@ -245,6 +245,15 @@ def test_no_exception_reaches_the_engine(process: Recorded) -> None:
         manager.rid_to_state["a"] = manager.rid_to_state["b"] = broken
         manager.dispatch_abort(SimpleNamespace(rid="a"))
         manager.collect_metrics(SimpleNamespace(obj=broken.obj), Columns(), 0)
+    before = len(process.failures)
+    unreadable = SimpleNamespace(obj=SimpleNamespace(), dispatched=False, finished=True)
+    manager.rid_to_state["c"] = unreadable
+    hooks = vars(manager)["_handle_abort_req"].__self__
+    hooks._handle_abort = hooks._release = lambda _: "done"
+    assert manager._handle_abort_req(SimpleNamespace(rid="c")) == "done"
+    assert manager._handle_abort_req(SimpleNamespace()) == "done"
+    assert manager._release_req_states_on_failure({"d": SimpleNamespace()}) == "done"
+    assert len(process.failures) == before + 3
     manager.finish(manager.ask())
     items = list(map(DIALECTS.decode, process.encoded()))
     requests = [item for item in items if isinstance(item, SglangRequests)]
