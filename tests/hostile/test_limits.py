@@ -35,6 +35,7 @@ from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import (
     COUNT_LIMIT,
     MAX_ENGINES_PER_STREAM,
+    MAX_LABELS,
     MAX_OBSERVATIONS,
     MAX_OPEN_VALUES,
 )
@@ -418,6 +419,21 @@ def test_the_number_of_elements_of_an_item_is_limited(fed: Fed, item: list[Any])
 
     assert fed.rejected == {("too_big",): 1}
     assert fed.snapshot()[1:-1] == before
+
+
+@pytest.mark.parametrize(
+    ("media", "reason"),
+    [(["a\nb"], "bad_label"), ([str(n) for n in range(MAX_LABELS + 1)], "bad_item")],
+    ids=["unprintable", "many"],
+)
+def test_media_of_a_cache_are_limited(media: list[str], reason: str) -> None:
+    """Each is a label value, and has a table of blocks."""
+    fed = Fed()
+    fed.send_hello("s", [cache("a", features=["kv_events"])])
+    changes = [CacheChange("stored", 1.0, [1], medium) for medium in media]
+    fed.items("s", [encode_item(CacheEvents(0, 1.0, 1, changes))])
+
+    assert fed.rejected == {(reason,): 1}
 
 
 def test_items_at_the_limits_are_accepted(fed: Fed) -> None:

@@ -16,7 +16,7 @@ from sidestep.engines.sglang.wire import SglangRequest, SglangRequests
 from sidestep.protocol.self_described import Samples
 from sidestep_adapters.sglang import taps as sglang_taps
 from sidestep_adapters.sglang.collectors import Process
-from sidestep_adapters.sglang.requests import OWN_COUNTERS
+from sidestep_adapters.sglang.requests import OWN_COUNTERS, ROOM
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 SECRETS = ("acme-17", "salty", TRACE[3:35], "secret prompt", "why it failed")
@@ -233,6 +233,21 @@ def test_only_what_the_administrator_allows_leaves_the_process(
     sent = b"".join(process.encoded())
 
     assert {text for text in SECRETS if text.encode() in sent} == set(visible)
+
+
+def test_a_full_queue_counts_what_it_does_not_hold(process: Recorded) -> None:
+    """The next item says how many requests ended unseen; the engine counts them all the same."""
+    manager = Manager()
+    process.deferred.limit = ROOM - 1
+    manager.finish(manager.ask())
+    manager.finish(manager.ask())
+    process.encoded()
+    process.deferred.limit = 10 * ROOM
+    manager.finish(manager.ask())
+    (item,) = process.taken()
+
+    assert (len(item.ended), item.unseen) == (1, 2)
+    assert process.deferred.dropped == 2
 
 
 def test_no_exception_reaches_the_engine(process: Recorded) -> None:

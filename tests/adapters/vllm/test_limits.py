@@ -297,6 +297,31 @@ def test_a_release_that_lacks_an_attribute(caplog: pytest.LogCaptureFixture) -> 
     assert 1 == len(caplog.records)
 
 
+class Unreadable:
+    """A scheduler, or a tap, that raises."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+def test_what_fails_beside_a_step_ends_no_core(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Failures are counted; the engine knows nothing of them."""
+    with importable(monkeypatch, f"ipc://{tmp_path}/none") as ours:
+        scheduler = ours.scheduler(config())
+        core = scheduler._core
+        errors = core.publisher.errors
+        assert core.is_paused(Unreadable()) is False
+        core._blocks = Unreadable()
+        core.flush_blocks()
+        errors = core.publisher.errors - errors
+        core._blocks = None
+        scheduler.shutdown()
+
+    assert errors == 2
+
+
 def test_a_pause_of_the_tapped_scheduler(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pausing says so, and so does a request that arrives meanwhile; resuming ends it."""
     with (
