@@ -19,6 +19,7 @@ settings.register_profile(
     "sidestep", deadline=None, max_examples=30, derandomize="CI" in os.environ
 )
 settings.register_profile("long", settings.get_profile("sidestep"), max_examples=300)
+settings.register_profile("quick", settings.get_profile("sidestep"), max_examples=10)
 settings.load_profile("sidestep")
 
 ROOT = Path(__file__).parents[1]
@@ -72,8 +73,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--quick",
         action="store_true",
-        help="leave out slow modules, and those that start processes",
+        help="try fewer examples; leave out slow modules, and those that start processes",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """With ``--quick``, try fewer examples."""
+    if config.getoption("--quick"):
+        settings.load_profile("quick")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

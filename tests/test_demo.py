@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import re
 import signal
@@ -12,21 +13,27 @@ import sys
 import threading
 from collections.abc import AsyncIterator
 
+import pytest
+
 from command_line import ENVIRON, serving, sidestep
 from exporters import Start, until
 from pages import get
 from sidestep.app.demo import (
+    LONGEST_PAUSE,
+    ROUND,
     RUNS,
     WELL,
     Clock,
     Player,
     Run,
     Window,
+    recording,
     status_line,
 )
 from sidestep.app.exporter import Exporter
 from sidestep.metrics.computed_gauges import scalar
 from sidestep.tracking.health.states import EngineState
+from sidestep_adapters.recording.format import Items, read
 
 FIXED = ("--web.listen-address", "127.0.0.1:0")
 ONCE = ("demo", "--once", "--speed", "max", *FIXED)
@@ -99,6 +106,19 @@ async def test_all_dialects_and_features_are_there(start: Start) -> None:
     assert value(page, "sglang:num_requests_total") > 0
     assert value(page, "sidestep_step_limit_seconds_total", 'engine_type="unified"') > 0
     assert value(page, "nv_inference_request_success", 'model="dynbatch"') > 0
+
+
+@pytest.mark.parametrize("run", [run for run in RUNS if run.fills], ids=lambda run: run.name)
+def test_a_slowed_run_fills_its_window(run: Run) -> None:
+    """Although its longest pauses are shortened: alerts wait until the end."""
+    player = Player(run, "ipc:///unused", Clock(ROUND), realtime=True)
+    times = [one.at for one in read(recording(f"{run.name}.rec.gz")) if isinstance(one, Items)]
+    pauses = [(after - before) / player.pace for before, after in itertools.pairwise(times)]
+    assert run.window is not None
+
+    assert sum(min(each, LONGEST_PAUSE) for each in pauses) == pytest.approx(
+        run.window.end - run.window.start
+    )
 
 
 async def test_an_engine_hangs_and_recovers(start: Start) -> None:

@@ -65,8 +65,8 @@ LOAD = Topic(
     "A large fleet, scraped every second",
     (
         Row(DROPPED, "steps", PEER, limit=0),
-        Row(SHARE, "% of a core", PEER, limit=50),
-        Row(TAIL, "ms", PEER, limit=150),
+        Row(SHARE, "% of a core", PEER),
+        Row(TAIL, "ms", PEER),
         Row(LONGEST, "ms", PEER),
     ),
     measure,

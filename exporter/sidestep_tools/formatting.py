@@ -1,15 +1,32 @@
-"""Format of numbers at the terminal: three digits and a unit; ``--`` is an unknown number."""
+"""Text at the terminal: numbers have three digits and a unit, and ``--`` is an unknown number."""
 
 from __future__ import annotations
 
 import math
 import unicodedata
+from collections.abc import Iterable
 from typing import TypeGuard
+
+import click
+import msgspec
+
+from sidestep.protocol.limits import escape
 
 UNKNOWN = "--"
 UNITS = "kMGT"
 LEAST_SHARE = 0.0005
 MINUTE, HOUR, DAY = 60, 3600, 86400
+
+
+def show(lines: Iterable[str]) -> None:
+    """Print lines, in which text of servers and files is escaped."""
+    for line in lines:
+        click.echo(escape(line))
+
+
+def show_json(value: msgspec.Struct) -> None:
+    """Print a value as indented JSON."""
+    show(msgspec.json.format(msgspec.json.encode(value)).decode().split("\n"))
 
 
 def count(value: float | None) -> str:

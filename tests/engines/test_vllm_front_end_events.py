@@ -225,7 +225,7 @@ OPERATIONS = st.tuples(
 
 
 @given(st.integers(1, 2), st.integers(1, 2), st.lists(OPERATIONS, max_size=40))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=2 * settings().max_examples)
 def test_totals_equal_a_simple_model(
     engines: int, processes: int, operations: list[tuple[str, int]]
 ) -> None:

@@ -6,11 +6,13 @@ without a cache.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
 import metric_families
@@ -20,6 +22,8 @@ from sidestep.catalog.slo import Objective, Objectives
 from sidestep.engines.dialects import DIALECTS
 from sidestep.exposition import json_format
 from sidestep.exposition.engine_values import EngineCopier, RegistryValues, copied
+from sidestep.exposition.pages import SLICE, PageCopier
+from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.exposition.protobuf_page import ProtobufPage
 from sidestep.exposition.series_filter import SeriesFilter
 from sidestep.exposition.text_page import TextPage
@@ -32,6 +36,7 @@ from sidestep.metrics.registry import Registry
 from sidestep.metrics.self_described import add_samples
 from sidestep.protocol.messages import ENGINE_CORE, EngineInfo
 from sidestep.protocol.self_described import Family, Sample, Samples
+from sidestep.telemetry.self_metrics import OwnRegistry, SelfMetrics
 
 OBSERVED = (
     "vllm:e2e_request_latency_seconds",
@@ -283,8 +288,16 @@ class World:
         add_samples(self.registry, engine, Samples(0, 1.0, [self.random.choice(found)]))
 
     def copy(self) -> None:
-        """Copy values for a page, and note the page that a new exporter would write of them."""
+        """Copy values for a page, and note the page that a new exporter would write of them.
+
+        Engines that were copied in slices before may have changed since.
+        """
         kind = self.random.choice([*self.kept])
+        for engine in [*self.registry.engines.values()]:
+            if self.random.random() < 0.5:
+                self.copier.prepare(engine)
+            if self.random.random() < 0.1:
+                self.happen()
         fresh = self.writers()[kind](copied(self.registry, with_gone=True))
         values = self.copier.copy(with_gone=True)
         self.waiting.append((kind, values, self.parsed(kind, fresh)))
@@ -314,3 +327,22 @@ def test_each_page_is_of_the_moment_of_its_copy(seed: int) -> None:
         world.write()
 
     assert world.finished > 50
+
+
+async def test_the_loop_serves_others_while_engines_are_copied() -> None:
+    """At least once for each slice."""
+    world = World(Random(0))
+    info = EngineInfo("", "vllm", LABELS["vllm"])
+    for number in range(4 * SLICE):
+        world.registry.register(msgspec.structs.replace(info, id=str(number)))
+    copier = PageCopier(
+        world.registry, PassthroughRegistry(frozenset()), OwnRegistry(SelfMetrics())
+    )
+    passes = 0
+    copying = asyncio.create_task(copier.copy())
+    while not copying.done():
+        await asyncio.sleep(0)
+        passes += 1
+
+    assert passes >= 4
+    assert len((await copying).engines.versions) >= 4 * SLICE

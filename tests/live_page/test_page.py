@@ -194,6 +194,18 @@ async def test_numbers_equal_the_metrics_page(start: Start, browser: Browser) ->
     assert "TTFT p95" not in shown["s0"]
 
 
+async def test_what_to_do_names_the_engines_own_settings(start: Start, browser: Browser) -> None:
+    """Before what helps with any engine."""
+    async with start() as exporter, connect(exporter) as peer:
+        await peer.send_hello()
+        full = VllmStats(num_running_reqs=9, num_waiting_reqs=7, kv_cache_usage=1.0)
+        await peer.send(batch(1, VllmStep(0, 1.0, 1.0, full)))
+        async with opened(browser, base(exporter)) as page:
+            await expect(page.locator("#attention")).to_contain_text(
+                "What to do: Raise --gpu-memory-utilization"
+            )
+
+
 async def test_without_engines_it_says_how_to_connect_one(start: Start, browser: Browser) -> None:
     """With the endpoint to copy, and with what was refused."""
     async with start() as exporter, opened(browser, base(exporter)) as page:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -547,11 +546,8 @@ class Delivery(RuleBasedStateMachine):
             assert self.exporter.intake.metrics.value("sidestep_lost_items_total") == 0
 
 
-RUNS = int(os.environ.get("SIDESTEP_MODEL_RUNS", "60"))
-"""A long run sets it to 10,000."""
-
 Delivery.TestCase.settings = settings(
-    max_examples=RUNS,
+    max_examples=2 * settings().max_examples,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -191,8 +191,13 @@ async def killed_exporter(vllm: VllmSite, server: VllmServer) -> tuple[list[Answ
         await first.started()
         asks = [Ask(client.text(20), LONG) for _ in range(24)]
         asking = asyncio.create_task(client.ask_all(asks))
-        begun = "vllm:time_to_first_token_seconds"
-        await settled_alone(first, lambda page: count(page, begun) == len(asks))
+
+        def have_begun(page: Page) -> bool:
+            # Either stream, the front end's or the core's, may be connected later.
+            begun = count(page, "vllm:time_to_first_token_seconds"), value(page, GENERATED)
+            return min(begun) >= len(asks)
+
+        await settled_alone(first, have_begun)
         # Until all events of the completions' start have arrived.
         await asyncio.sleep(1.0)
         first.kill()
@@ -227,7 +232,8 @@ async def test_an_exporter_that_starts_in_the_middle(vllm: VllmSite) -> None:
     asked = len(answers)
     assert_complete(answers)
     assert asked == value(ours, "vllm:request_success", finished_reason="length")
-    assert 0 == value(ours, "sidestep_untracked_requests", reason="unknown")
+    # Of some intervals only the core knows the begin.
+    assert asked == value(ours, "sidestep_untracked_requests", reason="unknown")
     assert asked == count(ours, "vllm:request_prompt_tokens")
     assert asked == count(ours, E2E)
     assert asked == count(ours, "vllm:request_queue_time_seconds")

@@ -140,7 +140,7 @@ class Fleet:
     async def live(self, seconds: float) -> None:
         """Play all recordings over and over for ``seconds``, at the pace at which they were taken.
 
-        A simulated engine is overloaded, as no recording has such a one.
+        A simulated engine is overloaded, and others hand requests over, as no recording has such ones.
         """
         halted = threading.Event()
 
@@ -156,6 +156,7 @@ class Fleet:
                 asyncio.create_task(self.publish(kind, seconds / 2)) for kind in self.publishers
             ]
             streams.append(asyncio.create_task(rise(self.exporters["vllm-3"], seconds)))
+            streams.append(asyncio.create_task(self.hand_over()))
             try:
                 await asyncio.sleep(seconds)
             finally:
@@ -163,6 +164,12 @@ class Fleet:
                 for task in streams:
                     task.cancel()
             await asyncio.gather(*map(asyncio.wrap_future, players))
+
+    async def hand_over(self) -> None:
+        """Hand requests over, until cancelled."""
+        while True:
+            self.hand_overs.play()
+            await asyncio.sleep(10.0)
 
     async def publish(self, kind: str, seconds: float) -> None:
         """Publish all messages of a stream in every ``seconds``, until cancelled."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import secrets
 import threading
@@ -195,10 +196,19 @@ class Replay:
         if dropped or errors:
             raise RunError(f"replay lost {dropped} items; {errors} records could not be read")
 
-    @property
-    def seconds(self) -> float:
-        """Recorded time from the first item to the last."""
-        return self._records[-1].at - self._records[0].at
+    def fill(self, seconds: float) -> None:
+        """Set the pace at which a round takes so many seconds, although its longest pauses are shortened.
+
+        With all pauses at their longest it must take longer.
+        """
+        times = [record.at for record in self._records]
+        gaps = [max(after - before, 0.0) for before, after in itertools.pairwise(times)]
+        left, rest = seconds, sum(gaps)
+        for gap in sorted(gaps, reverse=True):
+            self.pace = rest / left
+            if gap / self.pace <= self.longest_pause:
+                break
+            left, rest = left - self.longest_pause, rest - gap
 
     def wait_for_round(self) -> None:
         """Wait until the next round may begin; for subclasses."""

@@ -254,7 +254,7 @@ class Player(Replay):
             steps=steps,
         )
         if clock is not None and run.window is not None and run.fills:
-            self.pace = self.seconds / (run.window.end - run.window.start)
+            self.fill(run.window.end - run.window.start)
         self.name = run.name
         self._run = run
         self._clock = clock

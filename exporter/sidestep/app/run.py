@@ -8,6 +8,7 @@ import functools
 import logging
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,13 +31,18 @@ from sidestep.ingest import event_loop, plugins
 from sidestep.ingest.event_loop import Shutdown
 from sidestep.snapshot.schedule import Snapshots
 from sidestep.snapshot.state_file import StateDirectory
-from sidestep.transport.process import calm_collector, raise_open_files
+from sidestep.transport.process import calm_collector, raise_open_files, return_large_blocks
 
 if TYPE_CHECKING:
     from sidestep.otlp.senders import Senders
 
 log = logging.getLogger(__name__)
 
+SWITCH_INTERVAL = 0.0005
+"""Seconds for which another thread, such as the pages', may keep the interpreter from the event loop.
+
+Python's 5 ms apply to each system call of a request, after which the loop waits for the interpreter.
+"""
 ABSENT_AFTER = 15.0
 """Seconds without an engine after which a line says how to connect one."""
 
@@ -252,12 +258,14 @@ async def serve(config: Config, reload: Callable[[], Config] | None = None) -> N
     """
     shutdown = Shutdown()
     raise_open_files()
+    return_large_blocks()
     exporter = Exporter(config)
     if reload is not None:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, on_hangup, exporter, reload)
     async with running(exporter):
         calm_collector()
+        sys.setswitchinterval(SWITCH_INTERVAL)
         log.info(
             "sidestep %s on %s and %s: metrics on %s, engines connect to %s; %s",
             __version__,

@@ -1,6 +1,6 @@
 """The values of all engines at one moment, copied on the event loop and written in another thread.
 
-A copy takes some 30 us for an engine, and one that has not changed for a while is not copied again.
+A copy takes some 0.1 ms for an engine, and one that has not changed for a while is not copied again.
 """
 
 from __future__ import annotations
@@ -107,9 +107,9 @@ class EngineCopier:
         gone = [self._copied(each) for each in registry.retired.values()] if with_gone else []
         engines = [engine for engine in found if not engine.absent]
         self._versions |= {each.id: each.version for each in (*found, *gone)}
-        for name in [name for name in self._versions if name not in registry]:
-            del self._versions[name]
-            self._kept.pop(name, None)
+        for known in (self._versions, self._kept):
+            for name in [name for name in known if name not in registry]:
+                del known[name]  # type: ignore[attr-defined]
         of_dialect: dict[str, list[EngineValues]] = {}
         for engine in engines:
             of_dialect.setdefault(engine.layout.dialect, []).append(engine)
@@ -124,18 +124,20 @@ class EngineCopier:
             [engine.version for engine in (*engines, *gone)],
         )
 
+    def prepare(self, engine: Engine) -> None:
+        """Copy an engine, for the next ``copy`` unless the engine changes before it."""
+        self._kept[engine.id] = self._copied(engine)
+
     def _copied(self, engine: Engine) -> EngineValues:
-        found = self._kept.get(engine.id)
+        found = self._kept.pop(engine.id, None)
         # No two engines ever have the same version.
         if found is None or found.version != engine.version:
             # The totals of engines that are gone have those of each engine already.
             if self._registry.engines.get(engine.id) is engine:
                 update_derived(engine)
             found = EngineValues(engine)
-            if self._versions.get(engine.id) == engine.version:
-                self._kept[engine.id] = found
-            else:
-                self._kept.pop(engine.id, None)
+        if self._versions.get(engine.id) == engine.version:
+            self._kept[engine.id] = found
         return found
 
 

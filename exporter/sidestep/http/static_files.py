@@ -59,7 +59,7 @@ class LivePage:
             for to, text in links
         )
         found["tuning.json"] = msgspec.json.encode(
-            {cause.name: cause._asdict() for cause in CAUSES}
+            {cause.name: cause._asdict() | {"changes": dict(cause.changes)} for cause in CAUSES}
         )
         page = found.pop("index.html").decode().replace(LINKS, items).encode()
         self._page = _file("index.html", page)

@@ -12,6 +12,10 @@ from pathlib import Path
 
 COLLECT_AFTER = 20_000
 """Objects allocated before the garbage collector runs; Python's default is 700."""
+LARGE = 256 << 10
+"""Bytes of a block that is returned to the operating system when it is freed."""
+_MMAP_THRESHOLD = -3
+"""glibc's ``M_MMAP_THRESHOLD``."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -55,6 +59,16 @@ def seed_library() -> None:
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).srand(secrets.randbits(32))
+
+
+def return_large_blocks() -> None:
+    """Let the C library return each large block to the operating system as soon as it is freed.
+
+    glibc would raise the size from which it does so to that of the largest block freed so far, and keep
+    what the body of a page has taken. Call it before there are other threads.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, LARGE)
 
 
 def calm_collector() -> None:

@@ -17,7 +17,6 @@ from sidestep.transport.listener import IngestListener
 from sidestep.transport.process import (
     lowest_free_descriptor,
     open_files_limit,
-    resident,
     trim,
 )
 
@@ -96,10 +95,8 @@ MAX_DESCRIPTORS = 8192
 connection finds no descriptor left. It also aborts when a peer has chosen the routing id that the next
 peer gets, which takes many connections to hit."""
 TRIM_INTERVAL = 10.0
-"""Seconds between two returns of free memory to the operating system. glibc keeps memory below a block
-in use: after a flood of messages the process stayed at twice its size."""
-TRIM_GROWTH = 16 * MIB
-"""Bytes by which the process must have grown since the last return, unless the soft limit is reached."""
+"""Seconds between two returns of free memory to the operating system, of some milliseconds each. glibc
+keeps memory below a block in use: after a flood of messages the process stayed at twice its size."""
 FLOODED = 5.0
 """Seconds of a flood, in which messages always wait and most are refused, until all connections are
 closed. Messages of a peer wait even after the peer has left, so engines would wait behind them for
@@ -137,7 +134,6 @@ class Upkeep:
         self._reason = ""
         self._least_descriptors = 0
         self._bound_at = self._checked_at = self._trimmed_at = float("-inf")
-        self._trimmed_to = 0
         metrics.read("sidestep_zap_up", listener.zap_readings)
 
     def note_arrival(self, now: float, *, found: bool) -> None:
@@ -164,7 +160,8 @@ class Upkeep:
             if now >= self._bound_at + wait and self._listener.lost:
                 self._reason = "stolen"
         if now >= self._trimmed_at + TRIM_INTERVAL:
-            self._trim(now)
+            self._trimmed_at = now
+            trim()
         return bool(self._reason)
 
     def has_too_many_connections(self) -> bool:
@@ -205,13 +202,6 @@ class Upkeep:
         if now >= self._bound_at + PAUSE:
             self._bound_at = now
             self._listener.reopen()
-
-    def _trim(self, now: float) -> None:
-        """Return free memory to the operating system if there may be much."""
-        if self._watchdog.full or self._watchdog.resident > self._trimmed_to + TRIM_GROWTH:
-            self._trimmed_at = now
-            trim()
-            self._trimmed_to = resident()
 
     def _is_flooded(self, now: float) -> bool:
         """Return whether messages have waited for long, most of them refused."""

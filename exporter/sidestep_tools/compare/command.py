@@ -12,10 +12,10 @@ from sidestep_tools.compare import prometheus, records
 from sidestep_tools.compare.measurement import Measurement
 from sidestep_tools.compare.report import Report, Side, Thresholds, Verdict, judge, lines, rows
 from sidestep_tools.compare.source import Source, parse
+from sidestep_tools.formatting import show, show_json
 from sidestep_tools.web_client import fetch
 from sidestep_tools.web_client.access import Access
 from sidestep_tools.web_client.fetch import FetchError
-from sidestep_tools.web_client.output import show, show_json
 
 STATUS: dict[Verdict, int] = {"worse": 1, "not comparable": 3}
 """Exit codes other than 0; 2 is that of errors."""

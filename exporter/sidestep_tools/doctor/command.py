@@ -16,8 +16,8 @@ from sidestep_tools.doctor import bundle, endpoint, engine_page, environment, ex
 from sidestep_tools.doctor.engine_page import Page
 from sidestep_tools.doctor.manifests import checks as manifests
 from sidestep_tools.doctor.queries import check as queries
+from sidestep_tools.formatting import show, show_json
 from sidestep_tools.web_client.access import Access
-from sidestep_tools.web_client.output import show, show_json
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

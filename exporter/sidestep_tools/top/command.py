@@ -9,12 +9,11 @@ from sidestep.errors import ConfigError
 from sidestep.exposition.live.answers import EngineRow
 from sidestep.exposition.live.verdict import state_text
 from sidestep.protocol.limits import escape
-from sidestep_tools.formatting import cells_of, count, duration, rate, share
+from sidestep_tools.formatting import cells_of, count, duration, rate, share, show, show_json
 from sidestep_tools.top.columns import Order, entries, limit, ordered
 from sidestep_tools.top.report import Report
 from sidestep_tools.top.targets import DISCOVERED, EXPORTER, Targets, discover
 from sidestep_tools.web_client.access import Access
-from sidestep_tools.web_client.output import show, show_json
 
 HEAD = (
     "ENGINE", "MODEL", "STATE", "RUN", "WAIT", "IN/s", "OUT/s",

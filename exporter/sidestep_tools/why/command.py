@@ -9,8 +9,8 @@ from typing import NamedTuple
 import msgspec
 
 from sidestep.errors import ConfigError
+from sidestep_tools.formatting import show, show_json
 from sidestep_tools.web_client.access import Access
-from sidestep_tools.web_client.output import show, show_json
 from sidestep_tools.why.analysis import GRAVE, NO_ROW, Report, Row, report
 from sidestep_tools.why.evidence import CurvePoint
 from sidestep_tools.why.sources import Exporter, from_file

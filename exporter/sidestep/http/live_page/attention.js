@@ -29,8 +29,8 @@ function stack(frames) {
 export function advice(name, dialect) {
   const cause = causes[name];
   if (!cause) return [];
-  const own = cause.changes.find(change => change.dialect === dialect);
-  const todo = [own && `${own.text}.`, cause.otherwise].filter(Boolean).join(" ");
+  const own = cause.changes[dialect];
+  const todo = [own && `${own}.`, cause.otherwise].filter(Boolean).join(" ");
   return [
     make("p", {}, make("strong", {}, "Why: "), cause.meaning),
     make("p", {}, make("strong", {}, "What to do: "), todo[0].toUpperCase() + todo.slice(1)),

@@ -13,7 +13,7 @@ export function showTiles(total) {
     ["TTFT p95", seconds(total.ttft?.p95)],
     ["ITL p95", seconds(total.inter_token?.p95)],
     ["E2E p95", seconds(total.e2e?.p95)],
-    ["KV cache", share(total.kv_cache_usage)],
+    ["Mean KV cache", share(total.kv_cache_usage)],
     ["Prefix hits", share(total.prefix_hit_rate)],
   ]);
 }
