@@ -101,8 +101,37 @@ def test_a_configuration_is_checked_without_a_start(tmp_path: Path) -> None:
     assert sidestep("serve", "--check", SIDESTEP_SHUTDOWN_LINGER="").stdout.startswith(
         "every setting"
     )
-    one_line(sidestep("serve", "--check", "--web.config.file", "/no/such/file"), 2, "cannot read")
-    one_line(sidestep("serve", "--check", "--log.level", "loud"), 2, "must be one of")
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "what"),
+    [
+        ("--web.config.file", "/no/such/file", "cannot read"),
+        ("--log.level", "loud", "must be one of"),
+        ("--ingest.endpoint", "unix:///x", "must begin with ipc:// or tcp://"),
+        ("--ingest.endpoint", "ipc://@x", "must be the path of a file"),
+        ("--ingest.endpoint", "tcp://0.0.0.0:9858", "reaches beyond this host"),
+        ("--engine", "other=http://h:1", "'other' is no kind of server"),
+        ("--state.dir", __file__, "is no directory that can be written to"),
+    ],
+)
+def test_a_wrong_configuration_is_found_without_a_start(flag: str, value: str, what: str) -> None:
+    """The line is that of a start."""
+    one_line(sidestep("serve", "--check", flag, value), 2, what)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("command", ["--version", "serve --help", "inject", "doctor --rules /x"])
+def test_a_full_disk_is_one_line(command: str) -> None:
+    """Standard output may be a file."""
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "sidestep", *command.split()],
+            input=b"kind: Service\n", stdout=full, stderr=subprocess.PIPE, check=False, env=ENVIRON,
+        )  # fmt: skip
+
+    assert done.returncode == 1
+    assert done.stderr == b"sidestep: cannot write the output: No space left on device\n"
 
 
 def test_sidestep_alone_prints_its_help() -> None:

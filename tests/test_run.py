@@ -96,11 +96,46 @@ def test_a_file_of_options_counts_as_set(tmp_path: Path) -> None:
     assert arguments == ["serve", "tiny", "--config", str(config)]
 
 
+def test_a_setting_of_false_or_null_is_none(tmp_path: Path) -> None:
+    """SGLang counts nothing by the file's `false`."""
+    config = tmp_path / "config.yaml"
+    config.write_text("enable_metrics: false\nmodel-path:\n")
+    arguments, *_ = started(tmp_path, "sglang", "serve", "--config", str(config))
+
+    assert arguments == ["serve", "--config", str(config), "--enable-metrics"]
+
+
+def test_variables_of_env_are_the_users(tmp_path: Path) -> None:
+    """They are kept as those of the shell, and a list of plugins is extended."""
+    words = ("SIDESTEP_VLLM_MODE=beside", "VLLM_PLUGINS=lora", "A=b=c", "vllm", "serve", "t=1")
+    arguments, variables, said = started(tmp_path, "env", *words)
+
+    assert arguments == ["serve", "t=1"]
+    assert variables["SIDESTEP_VLLM_MODE"] == "beside"
+    assert variables["VLLM_PLUGINS"] == "lora,sidestep"
+    assert variables["A"] == "b=c"
+    assert "kept SIDESTEP_VLLM_MODE=beside" in said
+
+
+def test_a_process_without_a_front_end_sends_by_the_tap(tmp_path: Path) -> None:
+    """A line says so, unless it is tapped."""
+    environ = machine(tmp_path)
+    plain = sidestep("run", "vllm", "serve", "tiny", "--headless", **environ)
+    tapped = sidestep("run", "--tap", "vllm", "serve", "tiny", "--headless", **environ)
+
+    assert "nothing is sent from here without --tap" in plain.stderr
+    assert "starting vLLM" in tapped.stderr
+    assert "nothing is sent from here" not in tapped.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "added"),
     [
         (["--tap", "--", "vllm", "serve", "tiny"], ["--scheduler-cls", TAP, "--shutdown-timeout", "30"]),
         (["vllm", "serve", "tiny", "--api-server-count=4"], ["--shutdown-timeout", "30"]),
+        (["vllm", "serve", "tiny", "-dp=4"], ["--shutdown-timeout", "30"]),
+        (["vllm", "serve", "tiny", "-asc", "2"], ["--shutdown-timeout", "30"]),
+        (["vllm", "serve", "tiny", "-dp", "4", "--headless"], []),
         (["sglang", "serve", "--model-path", "tiny"], ["--enable-metrics"]),
         ([sys.executable, "-u", "-m", "sglang.launch_server", "--model-path", "tiny"], ["--enable-metrics"]),
         (["env", "sglang", "serve", "--enable-metrics"], []),
@@ -122,6 +157,11 @@ def test_options_are_added(words: list[str], added: list[str], tmp_path: Path) -
         (["python", "train.py"], "starts no engine that sidestep knows"),
         (["python", "-m", "vllm.benchmarks.serve"], "starts no engine that sidestep knows"),
         (["/nowhere/vllm", "serve", "tiny"], "/nowhere/vllm: no such command"),
+        (["nowhere", "vllm", "serve", "tiny"], "nowhere: no such command"),
+        (["--tpa", "vllm", "serve", "tiny"], "Did you mean '--tap'?"),
+        (["bash", "-lc", "cd / && vllm serve tiny"], "in a script, write `sidestep run --` before it"),
+        (["env", "-i", "vllm", "serve", "tiny"], "env -i keeps variables from the engine"),
+        (["sudo", "-u", "vllm", "vllm", "serve", "tiny"], "sudo keeps variables from the engine"),
         (["--tap", "sglang", "serve"], "--tap is vLLM's"),
         (["vllm", "serve", "tiny", "--scheduler-cls", "sidestep.Tap"], "--scheduler-cls sidestep_adapters"),
         (["vllm", "serve", "tiny", "--config", "/nowhere/config.yaml"], "cannot read /nowhere/config.yaml"),
@@ -132,6 +172,36 @@ def test_an_engine_that_cannot_be_observed_does_not_start(
 ) -> None:
     """The error is one line."""
     one_line(sidestep("run", *words, **machine(tmp_path)), 2, what)
+
+
+@pytest.mark.parametrize(
+    ("variables", "what"),
+    [
+        ({"SIDESTEP_ENDPOINT": "here:9858"}, "here:9858: it must begin with ipc:// or tcp://"),
+        ({"SIDESTEP_SERVER_KEY": "/nowhere"}, "SIDESTEP_CLIENT_KEY is not set"),
+    ],
+    ids=["endpoint", "keys"],
+)
+def test_an_endpoint_that_no_exporter_has_is_an_error(
+    variables: dict[str, str], what: str, tmp_path: Path
+) -> None:
+    """Nothing would ever be sent."""
+    environ = {"SIDESTEP_ENDPOINT": "tcp://127.0.0.1:1", **variables, **machine(tmp_path)}
+    one_line(sidestep("run", "vllm", "serve", "tiny", **environ), 2, what)
+
+
+@pytest.mark.parametrize(
+    ("made", "what"),
+    [("config", "config.yaml: line 2: is not YAML"), ("vllm", "its Python /nowhere/python3 does")],
+)
+def test_a_file_that_cannot_be_used_is_named(made: str, what: str, tmp_path: Path) -> None:
+    """It is the options' file, or the engine's command whose environment was removed."""
+    environ = machine(tmp_path)
+    config = tmp_path / "config.yaml"
+    config.write_text("port: {\n" if made == "config" else "")
+    if made == "vllm":
+        (tmp_path / "vllm").write_text("#!/nowhere/python3\n")
+    one_line(sidestep("run", "vllm", "serve", "--config", config, **environ), 2, what)
 
 
 def test_sidestep_has_to_be_installed_beside_the_engine(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def doctor(
 
 @click.command(
     short_help="Start an engine with what sidestep needs.",
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    context_settings={"allow_interspersed_args": False},
 )
 @click.option("--tap", is_flag=True, help="Tap the scheduler in vLLM's core as well.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -150,11 +150,12 @@ def run(*, tap: bool, command: tuple[str, ...]) -> None:
 @click.option(
     "-f",
     "--filename",
-    "file",
+    "files",
     metavar="FILE",
-    default="-",
+    default=("-",),
+    multiple=True,
     type=click.File("rb"),
-    help="Manifests; standard input by default.",
+    help="Manifests; standard input by default. Repeatable.",
 )
 @click.option("--image", default="sidestep:dev", show_default=True, help="Image of the exporter.")
 @click.option(
@@ -165,7 +166,7 @@ def run(*, tap: bool, command: tuple[str, ...]) -> None:
     help="instead: sidestep counts in the engine's place, whose own page loses its families.",
 )
 @click.option("--diff", is_flag=True, help="Print what is added, as a unified diff.")
-def inject(*, file: BinaryIO, image: str, mode: str, diff: bool) -> None:
+def inject(*, files: tuple[BinaryIO, ...], image: str, mode: str, diff: bool) -> None:
     """Print manifests with the exporter beside each vLLM and SGLang, and the plugin in it.
 
     It reads what `helm template`, `kubectl kustomize` or you have written, and can be Helm's post-renderer
@@ -174,8 +175,9 @@ def inject(*, file: BinaryIO, image: str, mode: str, diff: bool) -> None:
     """
     from sidestep_tools.inject.command import run
 
-    text = file.read().decode(errors="replace")
-    run(file.name, text, image=image, mode=mode, diff=diff)
+    if any(each.isatty() for each in files):
+        raise click.UsageError("give -f FILE, or manifests on standard input")
+    run(files, image=image, mode=mode, diff=diff)
 
 
 MINUTES = click.option("--minutes", default=10, show_default=True, type=click.IntRange(1, 10),

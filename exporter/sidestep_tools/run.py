@@ -10,7 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import NamedTuple, NoReturn
 
@@ -34,6 +34,11 @@ SHUTDOWN_TIMEOUT_SINCE = (0, 18)
 """vLLM's first release that has ``--shutdown-timeout``."""
 STATISTICS_SINCE = (0, 20)
 """vLLM's first release that goes without statistics in mode ``instead``."""
+ISOLATING = {"docker", "podman", "nerdctl", "kubectl", "ssh", "sudo"}
+"""Launchers whose command does not get the variables of this process."""
+SENDERS_FAULTS = {each.code for each in (endpoint.MALFORMED, endpoint.BAD_KEYS, endpoint.NO_KEYS)}
+"""Findings on an endpoint that the start of an exporter does not mend."""
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 
 class Launch(NamedTuple):
@@ -76,8 +81,8 @@ class Launch(NamedTuple):
         return Start(self.engine, self.environ, self.options)
 
 
-def find_engine(words: Sequence[str]) -> tuple[InstalledEngine, str]:
-    """Return the engine that a command line starts, and the command that starts it.
+def find_engine(words: Sequence[str]) -> tuple[InstalledEngine, int]:
+    """Return the engine that a command line starts, and the index of the command that starts it.
 
     A launcher such as ``numactl`` may stand before the command.
 
@@ -87,35 +92,58 @@ def find_engine(words: Sequence[str]) -> tuple[InstalledEngine, str]:
     engines = {each.package: each for each in ENGINES}
     for index, (word, following) in enumerate(itertools.pairwise(words)):
         if following == "serve" and PurePath(word).name in engines:
-            return engines[PurePath(word).name], word
+            return engines[PurePath(word).name], index
         package = following.partition(".")[0]
         if word == "-m" and package in engines and re.fullmatch(MODULES[package], following):
-            before = [each for each in words[:index] if PurePath(each).name.startswith("python")]
+            before = [i for i in range(index) if PurePath(words[i]).name.startswith("python")]
             if before:
                 return engines[package], before[-1]
     raise ConfigError(
-        f"{shlex.join(words)!r:.100} starts no engine that sidestep knows: give `vllm serve`,"
-        " `python -m vllm.entrypoints.openai.api_server`, `python -m sglang.launch_server` or `sglang serve`"
+        f"`{shlex.join(words):.100}` starts no engine that sidestep knows: give `vllm serve`,"
+        " `python -m vllm.entrypoints.openai.api_server`, `python -m sglang.launch_server` or `sglang serve`;"
+        " in a script, write `sidestep run --` before it"
     )
 
 
-def search_path(program: str) -> list[str] | None:
+def take_assignments(launcher: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Split the words before an engine's command into those that stay and the variables that ``env`` sets.
+
+    Raises:
+        ConfigError: The launcher keeps variables from the engine.
+    """
+    names = [PurePath(each).name for each in launcher]
+    for name in ISOLATING.intersection(names):
+        raise ConfigError(
+            f"{name} keeps variables from the engine: write `sidestep run --` behind it, before the engine's command"
+        )
+    if "env" not in names:
+        return [*launcher], {}
+    found = [ASSIGNMENT.fullmatch(each) for each in launcher]
+    if {"-i", "-", "--ignore-environment"}.intersection(launcher):
+        raise ConfigError("env -i keeps variables from the engine: leave out -i")
+    stay = [word for word, each in zip(launcher, found, strict=True) if not each]
+    return stay, {each[1]: each[2] for each in found if each}
+
+
+def search_path(program: str, environ: Mapping[str, str]) -> list[str] | None:
     """Return the directories in which a program's Python looks for packages; None if unknown.
 
     Raises:
-        ConfigError: There is no such program.
+        ConfigError: There is no such Python.
     """
-    found = shutil.which(program)
-    if found is None:
-        raise ConfigError(f"{program}: no such command")
-    if not PurePath(found).name.startswith("python"):
+    found = shutil.which(program, path=environ.get("PATH"))
+    if found and not PurePath(found).name.startswith("python"):
         with Path(found).open("rb") as file:
             first = INTERPRETER.match(file.read(1024).decode(errors="replace"))
-        found = first and shutil.which(first[1])
+        if first and not shutil.which(first[1]):
+            raise ConfigError(f"{found}: its Python {first[1]} does not exist")
+        found = first and first[1]
     if not found:
         return None
     code = "import json, sys; print(json.dumps([sys.executable, *sys.path]))"
-    done = subprocess.run([found, "-c", code], capture_output=True, text=True, check=False)  # noqa: S603
+    done = subprocess.run(  # noqa: S603
+        [found, "-c", code], capture_output=True, text=True, check=False, env=environ
+    )
     return list(map(str, json.loads(done.stdout))) if done.returncode == 0 else None
 
 
@@ -145,6 +173,10 @@ def prepare(launch: Launch, *, tap: bool) -> None:
         return
     if tap:
         launch.add_option("--scheduler-cls", TAP, "the tap in the engine's core")
+    elif "--headless" in launch.options:
+        launch.notes.append(
+            "nothing is sent from here without --tap: --headless starts no front end"
+        )
     if environment.why_killed(launch.start) and (not release or release >= SHUTDOWN_TIMEOUT_SINCE):
         launch.add_option("--shutdown-timeout", "30", "with 0, processes end before they sent all")
 
@@ -158,8 +190,11 @@ def _file_options(words: Sequence[str]) -> dict[str, str]:
         found = list(read_documents(Path(name).read_bytes()))
     except OSError as error:
         raise ConfigError(f"cannot read {name}: {error.strerror}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
     settings = found[0] if found and isinstance(found[0], dict) else {}
-    return {f"--{key}".replace("_", "-"): str(value) for key, value in settings.items()}
+    given = {key: value for key, value in settings.items() if value not in (None, False)}
+    return {f"--{key}".replace("_", "-"): str(value) for key, value in given.items()}
 
 
 def run(words: Sequence[str], *, tap: bool) -> NoReturn:
@@ -168,28 +203,27 @@ def run(words: Sequence[str], *, tap: bool) -> NoReturn:
     Raises:
         ConfigError: The command starts no engine, or sidestep is not installed in its environment.
     """
-    engine, program = find_engine(words)
-    path = search_path(program)
+    engine, index = find_engine(words)
+    launcher, variables = take_assignments(words[:index])
+    words, environ = [*launcher, *words[index:]], {**os.environ, **variables}
+    if shutil.which(words[0], path=environ.get("PATH")) is None:
+        raise ConfigError(f"{words[0]}: no such command, or it may not be executed")
+    path = search_path(words[len(launcher)], environ)
     version = environment.installed(path).get(engine, "") if path else ""
     if path and not version:
         raise ConfigError(f"{path[0]} has no package {engine.package}")
     options = {**_file_options(words), **environment.parse_options(words)}
     release = environment.numbers(version)
-    launch = Launch(engine, release, dict(os.environ), list(words), options, [])
+    launch = Launch(engine, release, environ, words, options, [])
     prepare(launch, tap=tap)
     found = list(_findings(launch, path))
     for finding in found:
         if finding.severity == "error":
             raise ConfigError(f"{finding.text}. {finding.remedy}")
-    address = launch.environ["SIDESTEP_ENDPOINT"]
     for line in (
         f"starting {engine.title} {version or 'of an unknown release'}",
         *launch.notes,
         *(f"{each.code} {each.severity}: {each.text}. {each.remedy}" for each in found),
-        *(
-            f"no exporter yet: {address}: {each.text}"
-            for each in endpoint.check(address, launch.environ)
-        ),
     ):
         sys.stderr.write(f"sidestep: {escape(line)}\n")
     sys.stderr.flush()
@@ -210,3 +244,10 @@ def _findings(launch: Launch, path: Sequence[str] | None) -> Iterator[Finding]:
     subject = launch.engine.title
     yield from checks.run((*environment.ALLOWED, *environment.OPTIONS), launch.start, subject)
     yield from checks.run(environment.VARIABLES, launch.environ, subject)
+    address = launch.environ["SIDESTEP_ENDPOINT"]
+    for finding in endpoint.check(address, launch.environ):
+        text = f"{address}: {finding.text}"
+        if finding.code in SENDERS_FAULTS:
+            yield msgspec.structs.replace(finding, text=f"SIDESTEP_ENDPOINT={text}")
+        else:
+            launch.notes.append(f"no exporter yet: {text}")

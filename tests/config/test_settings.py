@@ -63,7 +63,8 @@ def test_an_invalid_value_is_an_error(flag: str, value: str, message: str) -> No
 FILES = {
     "not TOML": ("= 1", "is not TOML"),
     "unknown key": ("[web]\nlisten = 'x'", "web.listen is not a setting"),
-    "unknown section": ("speed = 9", "speed is not a setting"),
+    "unknown section": ("speed = 9", "speed is not a setting; see sidestep serve --help"),
+    "misspelt key": ("log.levle = 'x'", "not a setting; did you mean log.level?"),
     "wrong type": ("[web]\ntelemetry-path = 5", "must be a string"),
     "wrong value": ("[log]\nlevel = 'loud'", "must be one of"),
     "boolean for a number": ("[kv]\nmax-tracked = true", "must be a whole number above 0"),

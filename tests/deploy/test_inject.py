@@ -108,6 +108,18 @@ def test_standard_input_is_read_without_a_file() -> None:
     )
 
 
+def test_several_files_are_one_stream(tmp_path: Path) -> None:
+    """Separators are between the files, even if one ends without a newline."""
+    files = [tmp_path / name for name in ("map.yaml", "pod.yaml", "last.yaml")]
+    for file, text in zip(files, ("kind: ConfigMap", ENGINE, "---\nkind: Secret\n"), strict=True):
+        file.write_text(text)
+    done = sidestep("inject", *(word for each in files for word in ("-f", each)))
+
+    assert [each["kind"] for each in resources(done.stdout)] == ["ConfigMap", "Pod", "Secret"]
+    assert "sidestep-plugin" in done.stdout
+    assert "---\n---" not in done.stdout
+
+
 def test_what_is_added_is_what_the_component_adds() -> None:
     """The package has the same text as the component, which the package does not contain."""
     file = importlib.resources.files("sidestep_tools.inject").joinpath("pod.yaml")
@@ -222,9 +234,33 @@ def test_the_difference() -> None:
 
 
 @pytest.mark.parametrize(
+    "change",
+    [
+        ("vllm/vllm-openai:v0.33.0", "vllm/vllm-openai-rocm:v0.20"),
+        ("vllm/vllm-openai:v0.33.0", "registry.example:5000/a/vllm-cpu-release-repo@sha256:0"),
+        ("vllm/vllm-openai:v0.33.0", "own\n    command: [sidestep, run, --, vllm, serve, tiny]"),
+    ],
+    ids=["rocm", "cpu", "run"],
+)
+def test_pods_that_are_found(change: tuple[str, str]) -> None:
+    """By the names of vLLM's images, and by the command even if `sidestep run` starts it."""
+    (found,) = injected(ENGINE.replace(*change))
+    assert named(found["spec"]["containers"][0]["env"], "SIDESTEP_ENDPOINT")
+
+
+@pytest.mark.parametrize(
     ("text", "what"),
     [
         ("kind: Pod\nspec: {containers: [}\n", "line 2: is not YAML"),
+        (f"{ENGINE}---\n{ENGINE}---\nspec: {{containers: [}}\n", "pod.yaml: line 15: is not YAML"),
+        (f"{ENGINE}    args: {{{{ toYaml .args }}}}\n", "render its chart by `helm template`"),
+        (f"{ENGINE}    name: \udcff\n", "pod.yaml: line 7: is not UTF-8"),
+        (f"{ENGINE}  volumes: [{{name: sidestep-socket}}]\n", "Pod/pod: it has sidestep-socket"),
+        (f"{ENGINE}  - name: sidestep\n    image: proxy\n", "Pod/pod: it has sidestep already"),
+        (
+            f"{ENGINE}    volumeMounts: [{{name: run, mountPath: /run/sidestep}}]\n",
+            "Pod/pod: it has /run/sidestep",
+        ),
         (f"{ENGINE}    env: [{{name: PYTHONPATH, valueFrom: {{}}}}, 7]\n", "Pod/pod: Expected"),
         (
             f"{ENGINE}    env: [{{name: PYTHONPATH, valueFrom: {{x: y}}}}]\n",
@@ -235,7 +271,7 @@ def test_the_difference() -> None:
 def test_what_cannot_be_patched_is_an_error(text: str, what: str, tmp_path: Path) -> None:
     """Of one line, and nothing is printed: Helm then applies nothing."""
     file = tmp_path / "pod.yaml"
-    file.write_text(text)
+    file.write_text(text, errors="surrogateescape")
     one_line(sidestep("inject", "-f", file), 2, what)
 
 

@@ -335,9 +335,8 @@ async def test_the_loop_serves_others_while_engines_are_copied() -> None:
     info = EngineInfo("", "vllm", LABELS["vllm"])
     for number in range(4 * SLICE):
         world.registry.register(msgspec.structs.replace(info, id=str(number)))
-    copier = PageCopier(
-        world.registry, PassthroughRegistry(frozenset()), OwnRegistry(SelfMetrics())
-    )
+    passthrough = PassthroughRegistry(world.registry.names)
+    copier = PageCopier(world.registry, passthrough, OwnRegistry(SelfMetrics()))
     passes = 0
     copying = asyncio.create_task(copier.copy())
     while not copying.done():

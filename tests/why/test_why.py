@@ -357,6 +357,7 @@ def test_damage_is_one_line_or_an_answer(changes: list[dict[str, Any]]) -> None:
     ("arguments", "code", "message"),
     [
         (["--from", "/no/such/file"], 2, "cannot read /no/such/file"),
+        (["--from", "/dev/null"], 2, "/dev/null: no requests"),
         ([f"127.0.0.1:{free_port()}"], 1, "cannot connect"),
         (["ftp://x"], 2, "must be a URL"),
         (["--minutes", "11"], 2, "--minutes"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -29,6 +30,8 @@ from sidestep.telemetry import logs
 Command = TypeVar("Command", bound=Callable[..., Any])
 COMMANDS = "sidestep.commands"
 """Group of entry points."""
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+"""Errors of standard output, if it is a file."""
 DEMO_LOG_LEVEL = "warning"
 DEMO_STATS_INTERVAL = "0"
 """The demo shows a status line of its own."""
@@ -126,13 +129,13 @@ _speed = click.option(
 def serve(*, check: bool, **flags: Any) -> None:
     """Run the exporter: engines push to it, Prometheus scrapes it."""
     from sidestep.app.exporter import Exporter
+    from sidestep.app.run import check as check_exporter
     from sidestep.app.run import serve as run_exporter
     from sidestep.ingest.event_loop import run
 
     config = read(flags, os.environ)
     if check:
-        # An exporter that does not run has read the files that settings name.
-        Exporter(config)
+        check_exporter(Exporter(config))
         click.echo("\n".join(config.given) or "every setting has its default")
         return
     logs.set_up(config.log_level, config.log_format)
@@ -269,6 +272,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     signal.signal(signal.SIGTERM, _terminate)
     try:
         code = cli.main(args=arguments, prog_name="sidestep", standalone_mode=False)
+        click.echo(nl=False)  # It flushes, so that an error is not met at the interpreter's end.
     except click.ClickException as error:
         _die(error.format_message(), 2)
     except ConfigError as error:
@@ -280,6 +284,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
+    except OSError as error:
+        if error.filename is not None or error.errno not in FULL:
+            raise
+        # The interpreter writes what is left at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _die(f"cannot write the output: {error.strerror}", 1)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import os
 import signal
 import socket
 import sys
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from sidestep import __version__
 from sidestep.app.exporter import Exporter
+from sidestep.app.from_config import access
 from sidestep.catalog.engine_pages import NAMES
 from sidestep.config.scrape_targets import without_secrets
 from sidestep.config.settings import Config
@@ -45,6 +47,23 @@ Python's 5 ms apply to each system call of a request, after which the loop waits
 """
 ABSENT_AFTER = 15.0
 """Seconds without an engine after which a line says how to connect one."""
+
+
+def check(exporter: Exporter) -> None:
+    """Check what an exporter would use, without a start; it has read the files that settings name.
+
+    Raises:
+        ConfigError: A source, an endpoint or the state directory cannot be used.
+    """
+    config = exporter.config
+    plugins.sources(config, exporter.intake, exporter.passthrough)
+    for endpoint in config.ingest_endpoint:
+        access(config).check(endpoint)
+    if config.state_dir:
+        path = Path(config.state_dir)
+        found = next(each for each in (path, *path.parents) if each.exists())
+        if not found.is_dir() or not os.access(found, os.W_OK | os.X_OK):
+            raise ConfigError(f"--state.dir {path}: {found} is no directory that can be written to")
 
 
 @contextlib.asynccontextmanager

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 
 from sidestep.protocol.limits import MAX_LABEL_CHARS, is_printable
-from sidestep.transport.addresses import checked_endpoint
+from sidestep.transport.addresses import check_bindable, checked_endpoint
 
 DAY = 86400.0
 MAX_TENANTS = 120
@@ -45,8 +45,10 @@ def is_label_name(name: str) -> bool:
 
 
 def ingest_endpoint(value: object) -> str:
-    """Accept an endpoint whose host can be looked up; binding checks the rest."""
-    return checked_endpoint(text(value))
+    """Accept an endpoint that has a path or a host; binding checks the rest."""
+    given = text(value)
+    check_bindable(given)
+    return checked_endpoint(given)
 
 
 def exporter_endpoint(value: object) -> str:
@@ -131,7 +133,7 @@ def whole(value: object) -> int:
     """Parse a whole number, 0 included."""
     digits = str(value)
     if not digits.isdecimal():
-        raise ValueError("must be a whole number")
+        raise ValueError("must be a whole number, 0 or above")
     return int(digits)
 
 

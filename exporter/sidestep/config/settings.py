@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -85,9 +86,9 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
     known = {setting.flag for setting in SETTINGS}
     for key in file:
         if key not in known:
-            raise ConfigError(
-                f"{file_name}: {key.rstrip('.')} is not a setting; see sidestep serve --help"
-            )
+            near = difflib.get_close_matches(key, known, n=1)
+            remedy = f"did you mean {near[0]}?" if near else "see sidestep serve --help"
+            raise ConfigError(f"{file_name}: {key.rstrip('.')} is not a setting; {remedy}")
     settings = {s: _find(s, flags, environ, file, file_name) for s in SETTINGS}
     values = {setting.key: _parsed(setting, *each) for setting, each in settings.items()}
     given = [*_given(settings)]

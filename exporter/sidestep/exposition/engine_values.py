@@ -109,7 +109,7 @@ class EngineCopier:
         self._versions |= {each.id: each.version for each in (*found, *gone)}
         for known in (self._versions, self._kept):
             for name in [name for name in known if name not in registry]:
-                del known[name]  # type: ignore[attr-defined]
+                del known[name]
         of_dialect: dict[str, list[EngineValues]] = {}
         for engine in engines:
             of_dialect.setdefault(engine.layout.dialect, []).append(engine)

@@ -20,6 +20,15 @@ def is_host(text: str) -> bool:
     return bool(text) and "\0" not in text
 
 
+def check_bindable(endpoint: str) -> None:
+    """Raise a ValueError if no exporter may listen on ``endpoint``."""
+    if not endpoint.startswith((IPC, TCP)):
+        raise ValueError("must begin with ipc:// or tcp://")
+    if endpoint.startswith(IPC) and endpoint.removeprefix(IPC)[:1] in ("", "@", "*"):
+        # An abstract name has no file mode: every user of the host may connect.
+        raise ValueError("must be the path of a file")
+
+
 def checked_endpoint(endpoint: str) -> str:
     """Return ``endpoint`` after checking the name of its host."""
     host = host_and_port(endpoint)[0] if endpoint.startswith(TCP) else ""

@@ -15,7 +15,7 @@ import zmq
 
 from sidestep.errors import ConfigError
 from sidestep.protocol.limits import MAX_FRAME_BYTES
-from sidestep.transport.addresses import IPC, TCP
+from sidestep.transport.addresses import IPC, TCP, check_bindable
 from sidestep.transport.path_owners import prepare_directory
 from sidestep.transport.peer_limits import options_for
 
@@ -97,13 +97,12 @@ def claim(socket: zmq.Socket[bytes], endpoint: str, group: int | None = None) ->
     Raises:
         ConfigError: The endpoint is malformed, in use, or may not be bound.
     """
+    try:
+        check_bindable(endpoint)
+    except ValueError as error:
+        raise ConfigError(f"ingest endpoint {endpoint!r}: {error}") from None
     if endpoint.startswith(TCP):
         return _bind(socket, Claim(endpoint))
-    if not endpoint.startswith(IPC):
-        raise ConfigError(f"ingest endpoint {endpoint!r}: must begin with ipc:// or tcp://")
-    if endpoint.removeprefix(IPC)[:1] in ("", "@", "*"):
-        # An abstract name has no file mode: every user of the host may connect.
-        raise ConfigError(f"ingest endpoint {endpoint!r}: must be the path of a file")
     lock = _lock(Path(endpoint.removeprefix(IPC)), endpoint, group)
     try:
         return _bind(socket, Claim(endpoint, lock, group))

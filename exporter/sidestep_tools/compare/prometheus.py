@@ -70,6 +70,8 @@ class _Queries(NamedTuple):
         fields = {"query": query, "start": first, "end": last + self.step / 2, "step": self.step}
         url = f"{self.root}/api/v1/query_range?{urlencode(fields)}"
         answer = await fetch.fetch(self.session, url, TIMEOUT)
+        if answer.status == HTTPStatus.NOT_FOUND:
+            raise FetchError(f"HTTP 404: it is no Prometheus: there is no {self.root}/api/v1")
         if answer.status != HTTPStatus.OK:
             raise FetchError(f"{fetch.refusal(answer.status)} to the query {query}")
         try:

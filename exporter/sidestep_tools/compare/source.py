@@ -14,6 +14,8 @@ _SOURCE = re.compile(
     r"(?P<place>[^{}]+?)(?:\{(?P<labels>[^{}]*)\})?(?:@(?P<range>[^@{}]*))?", re.DOTALL
 )
 _LABEL = re.compile(r'\s*([A-Za-z_]\w*)\s*=\s*(?:"([^"\\]*)"|([^",\s]+))\s*')
+_HOST = re.compile(r"(?:[\w.-]+|\[[\da-f:.]+\]):\d+(?:/.*)?")
+"""Matches an address without http://."""
 _AGO = re.compile(r"-(\d+(?:\.\d+)?)([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
@@ -40,12 +42,16 @@ class Source(NamedTuple):
 
 def parse(text: str) -> Source:
     """Return the input of ``PLACE[{LABEL=VALUE,...}][@START/END]``."""
-    found = _SOURCE.fullmatch(text)
-    if found is None or os.path.exists(text):  # noqa: PTH110 - Path.exists raises for long texts
+    if os.path.exists(text):  # noqa: PTH110 - Path.exists raises for long texts
         return Source(text, text, {})
-    labels = _labels(text, found["labels"] or "")
+    found = _SOURCE.fullmatch(text)
+    if found is None:
+        raise ConfigError(f"{text!r}: must be like PLACE{{LABEL=VALUE,...}}@START/END")
+    place, labels = found["place"], _labels(text, found["labels"] or "")
+    if _HOST.fullmatch(place) and not os.path.exists(place):  # noqa: PTH110
+        place = f"http://{place}"
     if found["range"] is None:
-        return Source(text, found["place"], labels)
+        return Source(text, place, labels)
     try:
         start, end = map(_time, found["range"].split("/"))
     except (ValueError, OverflowError, OSError):
@@ -55,7 +61,7 @@ def parse(text: str) -> Source:
         ) from None
     if start >= end:
         raise ConfigError(f"{text}: the range ends before it begins")
-    return Source(text, found["place"], labels, start, end)
+    return Source(text, place, labels, start, end)
 
 
 def _labels(text: str, inside: str) -> dict[str, str]:

@@ -15,6 +15,8 @@ from sidestep_tools.doctor import endpoint
 from sidestep_tools.doctor.checks import Check, codes, run
 
 TAP = "sidestep_adapters.vllm.scheduler.SidestepScheduler"
+SHORT = {"-dp": "--data-parallel-size", "-asc": "--api-server-count"}
+"""Other names of vLLM's options that are looked at."""
 Version = tuple[int, ...]
 
 
@@ -78,8 +80,9 @@ def parse_options(arguments: Sequence[str]) -> dict[str, str]:
     """Return the options of a command line; their names may have underscores for dashes."""
     options = {}
     for given, following in zip(arguments, (*arguments[1:], "-"), strict=False):
-        if given.startswith("--"):
-            name, equals, value = given.partition("=")
+        name, equals, value = given.partition("=")
+        name = SHORT.get(name, name)
+        if name.startswith("--"):
             own = value if equals else "" if following.startswith("-") else following
             options[name.replace("_", "-")] = own
     return options
@@ -132,6 +135,7 @@ def why_killed(start: Start) -> str:
     # With data parallelism vLLM starts an API server for each rank.
     options = start.options
     servers = options.get("--api-server-count", options.get("--data-parallel-size", "1"))
+    servers = "1" if "--headless" in options else servers
     is_patient = options.get("--shutdown-timeout", "0") != "0"
     if is_patient or not (servers != "1" or start.is_tapped):
         return ""

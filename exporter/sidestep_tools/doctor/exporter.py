@@ -18,13 +18,13 @@ SKEW_SECONDS = 5.0
 # fmt: off
 NO_ANSWER = Code("SD150", "error", "The exporter does not answer",
     "Its web server cannot be reached at this address.",
-    "Start `sidestep serve`, or give the address that it prints as `metrics on`.")
+    "Start the server, or correct its address: `sidestep serve` prints it as `metrics on`.")
 NOT_ALLOWED = Code("SD151", "error", "The exporter denies access",
     "Its --web.config.file requires a password or a client certificate.",
     "Give --user, or --cert and --key.")
 NO_EXPORTER = Code("SD152", "error", "The server is no exporter, or an older one",
     "The address has neither an exporter's findings nor an engine's metrics page.",
-    "Give the address of an exporter or of an engine; --engine-page takes the whole URL of a page.")
+    "Give the address of an exporter or of an engine; --engine-page takes the whole URL of a page. SGLang has a page with --enable-metrics.")
 CLOCK = Code("SD153", "warning", "The clocks differ",
     "Times on pages and in logs differ, too.",
     "Synchronise both by NTP.")

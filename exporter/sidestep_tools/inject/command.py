@@ -7,7 +7,9 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import resources
+from typing import BinaryIO
 
+import click
 import msgspec
 import yaml
 
@@ -55,13 +57,17 @@ class Injection:
         for container in self._pod["initContainers"]:
             container["image"] = image
 
-    def document(self, text: str) -> tuple[str, str]:
+    def document(self, text: str, line: int = 0) -> tuple[str, str]:
         """Return a document before and after; as it is written if it has no engine.
+
+        Args:
+            text: The document.
+            line: Number of the file's lines before it, so that errors name the line of the file.
 
         Raises:
             ConfigError: It is not YAML, or an engine in it cannot be patched.
         """
-        if "containers" not in text or (root := read_nodes(text)) is None:
+        if "containers" not in text or (root := read_nodes("\n" * line + text)) is None:
             return text, text
         before, after = tree.unshared(root), tree.unshared(root)
         changed = [self._resource(each) for each in _resources(after)]
@@ -107,6 +113,7 @@ class Injection:
             return False
         if not engines:
             return False
+        self._refuse_taken(pod, engines)
         containers = [*spec.init_containers, *spec.containers]
         nodes = [*tree.items(node, "initContainers"), *tree.items(node, "containers")]
         for engine in engines:
@@ -116,6 +123,24 @@ class Injection:
             self.notes.append(f"{subject}: added the exporter, and the plugin to container {name}")
         self._add_to_pod(node, engines)
         return True
+
+    def _refuse_taken(self, pod: Pod, engines: Sequence[Engine]) -> None:
+        """Refuse a pod that already has a name or a path of what is added."""
+        ours, spec = self._pod, pod.spec
+        (template,) = ours["containers"]
+        for given, added in (
+            ({each.name for each in spec.volumes}, {each["name"] for each in ours["volumes"]}),
+            (
+                {each.name for each in (*spec.init_containers, *spec.containers)},
+                {each["name"] for each in ours["initContainers"]},
+            ),
+            (
+                {mount.mount_path for each in engines for mount in each.container.volume_mounts},
+                {each["mountPath"] for each in template["volumeMounts"]},
+            ),
+        ):
+            for name in sorted(given & added):
+                raise ConfigError(f"{pod.subject}: it has {name} already: remove or rename it")
 
     def _add_to_pod(self, node: yaml.Node, engines: Sequence[Engine]) -> None:
         # Before the pod's own: one of these may be the engine, or take long.
@@ -193,19 +218,46 @@ def _pods(node: yaml.Node, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, .
             yield from _pods(each, (*path, key.value))
 
 
-def run(place: str, text: str, *, image: str, mode: str, diff: bool) -> None:
-    """Print the manifests with what was added, or the difference; standard error says what was done.
+def _inject_file(injection: Injection, place: str, content: bytes) -> tuple[str, str]:
+    """Return the text of a file before and after.
 
     Raises:
-        ConfigError: The text is not YAML, or an engine in it cannot be patched.
+        ConfigError: The content is not YAML in UTF-8, or an engine in it cannot be patched.
+    """
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        number = content.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{place}: line {number}: is not UTF-8") from None
+    before, after, line = "", "", 0
+    for each in documents(text):
+        try:
+            old, new = injection.document(each, line)
+        except ConfigError as error:
+            remedy = ": render its chart by `helm template`" if "{{" in each else ""
+            raise ConfigError(f"{place}: {error}{remedy}") from None
+        before, after, line = before + old, after + new, line + each.count("\n")
+    return before, after
+
+
+def run(files: Sequence[BinaryIO], *, image: str, mode: str, diff: bool) -> None:
+    """Print the manifests with what was added, or the differences; standard error says what was done.
+
+    Raises:
+        ConfigError: A file is not YAML, or an engine in it cannot be patched.
     """
     injection = Injection(image, is_instead=mode == "instead")
-    pairs = [injection.document(each) for each in documents(text)]
-    before, after = ("".join(each) for each in zip(*pairs, strict=True)) if pairs else ("", "")
-    if diff:
-        old, new = (each.splitlines(keepends=True) for each in (before, after))
-        sys.stdout.writelines(difflib.unified_diff(old, new, place, f"{place} with sidestep"))
-    else:
-        sys.stdout.write(after)
+    texts: list[str] = []
+    for file in files:
+        before, after = _inject_file(injection, file.name, file.read())
+        if diff:
+            old, new = (each.splitlines(keepends=True) for each in (before, after))
+            names = file.name, f"{file.name} with sidestep"
+            texts.append("".join(difflib.unified_diff(old, new, *names)))
+        else:
+            if texts and texts[-1][-1:] != "\n":
+                texts.append("\n")
+            texts.append(f"---\n{after}" if texts and not after.startswith("---") else after)
+    click.echo("".join(texts), nl=False)
     for note in injection.notes or ["unchanged: no container runs vLLM or SGLang"]:
         sys.stderr.write(f"sidestep: {escape(note)}\n")

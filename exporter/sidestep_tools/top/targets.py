@@ -65,6 +65,10 @@ class Target:
         if not self._page:
             self._page = await self._find_page(session)
         status, text = await _get(session, self._page)
+        if status == HTTPStatus.NOT_FOUND:
+            raise FetchError(
+                f"no page at {self._page}: give its whole URL, or start SGLang with --enable-metrics"
+            )
         if status != HTTPStatus.OK:
             raise _refusal(status)
         now = time.monotonic()

@@ -42,7 +42,7 @@ class Access(NamedTuple):
         """Return a session for requests with this access."""
         headers = dict(map(_header, self.header))
         if self.user:
-            headers["Authorization"] = f"Basic {base64.b64encode(self.user.encode()).decode()}"
+            headers["Authorization"] = f"Basic {base64.b64encode(os.fsencode(self.user)).decode()}"
         # An idle connection would be read without a limit.
         connector = aiohttp.TCPConnector(ssl=self._context() or True, force_close=True)
         tracing = aiohttp.TraceConfig()
@@ -57,14 +57,18 @@ class Access(NamedTuple):
     def _context(self) -> ssl.SSLContext | None:
         if not (self.cacert or self.cert or self.key or self.insecure):
             return None
+        if self.key and not self.cert:
+            raise ConfigError("--key needs --cert")
         try:
             context = ssl.create_default_context(cafile=self.cacert or None)
-            if self.cert or self.key:
+            if self.cert:
                 context.load_cert_chain(self.cert, self.key or None)
         except OSError as error:
             # OpenSSL's errors are of this class, too, and name no file.
-            named = self.cacert if not self.cert else f"{self.cert} {self.key}".strip()
-            raise ConfigError(f"{named}: {error.strerror or error}") from None
+            named = " ".join(filter(None, (self.cacert, self.cert, self.key)))
+            is_found = isinstance(error, ssl.SSLError)
+            reason = "no such certificate or key in PEM" if is_found else error.strerror
+            raise ConfigError(f"{named}: {reason}") from None
         if self.insecure:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE

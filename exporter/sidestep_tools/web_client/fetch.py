@@ -56,13 +56,19 @@ def parse_address(url: str) -> Address:
     Raises:
         ConfigError: It is no address of a web server, or contains a password.
     """
-    parts = urlsplit(url if "://" in url else f"http://{url}")
+    if "://" not in url and os.path.isfile(url):  # noqa: PTH113 - Path.is_file raises for long texts
+        raise ConfigError(f"{url} is a file: why reads it by --from, doctor by --engine-page")
+    # A password may stand before the @.
+    wrong = ConfigError(
+        f"{url.rpartition('@')[2]!r}: must be a URL such as http://HOST:PORT or http://[IPV6]:PORT"
+    )
     try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
         port = parts.port
-    except ValueError as error:
-        raise ConfigError(f"{url}: {error}") from None
+    except ValueError:
+        raise wrong from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"{url}: must be a URL such as http://HOST:PORT")
+        raise wrong
     if parts.username is not None:
         raise ConfigError(f"{parts.hostname}: give the password by --user, not in the URL")
     port = port or {"http": 80, "https": 443}[parts.scheme]
@@ -117,13 +123,29 @@ def _explanation(failure: Exception, timeout: float) -> str:
     match failure:
         case asyncio.TimeoutError():  # not yet the builtin in 3.10
             return f"no answer within {timeout:g} s"
-        case aiohttp.ClientConnectorCertificateError():
-            return f"its certificate is not trusted: {failure.certificate_error} (--cacert, -k)"
-        case aiohttp.ClientConnectorError():
-            return f"cannot connect: {_reason(failure.os_error)}"
+        case aiohttp.ClientConnectorError() | aiohttp.ClientConnectorCertificateError():
+            return _no_connection(failure)
+        case aiohttp.TooManyRedirects():
+            return "it redirects without end"
+        case aiohttp.ClientPayloadError():
+            return "its answer is cut short or damaged"
         case aiohttp.ClientError():
-            return f"no HTTP answer: {str(failure) or type(failure).__name__}"
+            return f"no HTTP answer: {_reason(failure)}"
     return str(failure)
+
+
+def _no_connection(
+    failure: aiohttp.ClientConnectorError | aiohttp.ClientConnectorCertificateError,
+) -> str:
+    match failure:
+        case aiohttp.ClientConnectorCertificateError():
+            found = failure.certificate_error
+            reason = getattr(found, "verify_message", "") or found
+            return f"its certificate is not trusted: {reason} (--cacert, -k)"
+        case aiohttp.ClientConnectorSSLError():
+            reason = getattr(failure.os_error, "reason", "") or failure.os_error
+            return f"no TLS there ({reason}): is it http://?"
+    return f"cannot connect: {_reason(failure.os_error)}"
 
 
 def refusal(status: int) -> str:
@@ -133,6 +155,8 @@ def refusal(status: int) -> str:
     return f"HTTP {status}"
 
 
-def _reason(error: OSError) -> str:
-    """Return the system's message; asyncio's own repeats the address."""
-    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+def _reason(error: Exception) -> str:
+    """Return the message of the system, or of aiohttp, without the address that they repeat."""
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno) if error.errno > 0 else error.strerror or str(error)
+    return getattr(error, "message", "") or str(error) or type(error).__name__

@@ -56,7 +56,8 @@ class Exporter:
         found = await self._read(f"/api/v1/timeline?minutes={minutes}", Timeline)
         if found is None:
             raise RunError(
-                f"{self._root}: it has no timeline: it is no exporter, or runs with --web.disable-timeline"
+                f"{self._root}: it has no timeline: give the address of a `sidestep serve` that runs without"
+                " --web.disable-timeline"
             )
         return found
 
@@ -118,6 +119,8 @@ def from_file(path: Path) -> Timeline:
                     id=name, engine=each.engine, model=each.model, dialect=each.dialect
                 )
             engines[name].requests.append(each)
+    if not engines:
+        raise ConfigError(f"{path}: no requests")
     return Timeline(engines=[*engines.values()])
 
 

@@ -35,7 +35,10 @@ IMAGE_DEFAULTS = {
 """Variables that deploy/Dockerfile sets."""
 ENDPOINT = "SIDESTEP_ENDPOINT"
 ENGINES = {
-    "vllm": (r"\bvllm serve\b|\bvllm\.entrypoints\b", r"vllm(-openai)?|llm-d-cuda"),
+    "vllm": (
+        r"\bvllm serve\b|\bvllm\.entrypoints\b",
+        r"vllm(-openai)?(-(cpu|rocm|tpu|xpu)(-release-repo)?)?|llm-d-cuda",
+    ),
     "sglang": (r"\bsglang\.launch_server\b|\bsglang serve\b", r"sglang"),
     "triton": (r"\btritonserver\b", r"tritonserver"),
 }
@@ -249,7 +252,8 @@ def _exporter(pod: Pod, container: Container) -> Exporter | None:
     before = [PurePosixPath(each).name for each in takewhile(lambda word: word != "serve", words)]
     is_image = container.image_name.startswith(IMAGE)
     is_ours = not container.command and (is_image or container.name == IMAGE)
-    serves = "serve" in words and (IMAGE in before or is_ours)
+    # `sidestep run -- vllm serve` is an engine.
+    serves = "serve" in words and (before[-1:] == [IMAGE] or is_ours)
     if not serves and (words or not is_image):
         return None
     after = words[len(before) + 1 :]
