@@ -317,6 +317,15 @@ def test_goodput() -> None:
     assert values == {"requests": 1, "tokens": 7}
 
 
+def test_requests_that_a_process_could_not_hold_are_counted() -> None:
+    """They have a reason of their own, and no record."""
+    bench = Bench()
+    bench.apply(SglangRequests(0, 1.0, 1, unseen=3))
+
+    assert bench.ends.lost == 3
+    assert bench.reasons() == {OTHER: 3}
+
+
 def test_folded_requests_are_unseen() -> None:
     """They are counted exactly, by another sender's exporter as well; the sums are equal all the same."""
     own = process()

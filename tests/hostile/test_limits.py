@@ -19,7 +19,7 @@ from sidestep.exposition.text_page import render
 from sidestep.metrics.engine import ORIGIN
 from sidestep.metrics.exposed_engines import ENGINE_EXPIRES_SECONDS, MAX_ENGINES
 from sidestep.metrics.merge import LARGEST
-from sidestep.metrics.quotas import MAX_OPEN_FAMILIES
+from sidestep.metrics.quotas import MAX_ENGINE_BYTES, MAX_OPEN_FAMILIES
 from sidestep.metrics.totals_codec import encode_totals, totals_of
 from sidestep.metrics.trackers import Trackers
 from sidestep.protocol.block_events import MAX_HASHES, CacheChange, CacheEvents
@@ -35,7 +35,9 @@ from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import (
     COUNT_LIMIT,
     MAX_ENGINES_PER_STREAM,
+    MAX_LABELS,
     MAX_OBSERVATIONS,
+    MAX_OPEN_VALUES,
 )
 from sidestep.protocol.messages import Aggregate, Bye, EngineInfo, Heartbeat
 from sidestep.protocol.request_events import MAX_REQUESTS, Iteration, Output, Queued, RequestEvents
@@ -139,6 +141,19 @@ def test_engines_named_by_all_streams_are_limited() -> None:
         fed.send_hello(f"s{stream}", named)
 
     assert fed.rejected == {("over_limit",): 1}
+
+
+def test_bounds_and_labels_together_are_limited() -> None:
+    """Each within its own limit, they would make a page of gigabytes."""
+    families = ["request_latency", "request_tokens", "iteration_tokens", "inter_token_latency"]
+    bounds = {family: [float(n) for n in range(250)] for family in families}
+    labels = {f"k{n}": "v" * 250 for n in range(2)}
+    fed = Fed()
+    for stream in range(60):
+        fed.send_hello(f"s{stream}", [engine(f"{stream}", {**LABELS, **labels}, bounds=bounds)])
+
+    assert 1 < len(fed.intake.registry.engines) < 60
+    assert fed.intake.registry.limited["descriptions"] > 0
 
 
 def test_an_engine_that_returns_gets_an_origin_label_if_its_labels_are_taken() -> None:
@@ -348,6 +363,22 @@ def test_families_that_would_make_a_page_invalid_are_refused(
     assert list(families)
 
 
+def test_the_size_of_self_described_families_on_a_page_is_limited(fed: Fed) -> None:
+    """A histogram is one series, but hundreds of lines; other engines have a share as well."""
+    bounds = [float(n) for n in range(250)]
+    children = [Sample([f"{n:0200}"], 0.0, [1.0]) for n in range(MAX_OPEN_VALUES)]
+    for number in range(20):
+        fed.items("s", [samples(Family(f"own_{number}", "histogram", ["k"], children, "", bounds))])
+    registry = fed.intake.registry
+    assert registry.limited["engine_bytes"] > 0
+    assert registry.quota.bytes <= MAX_ENGINE_BYTES
+
+    fed.send_hello("t", [engine("t")])
+    for number in range(20):
+        fed.items("t", [samples(Family(f"own_{number}", "histogram", ["k"], children, "", bounds))])
+    assert registry.limited["bytes"] > 0
+
+
 def test_family_names_are_free_once_no_engine_has_them() -> None:
     """A stream cannot use up all names forever."""
     fed = Fed()
@@ -388,6 +419,21 @@ def test_the_number_of_elements_of_an_item_is_limited(fed: Fed, item: list[Any])
 
     assert fed.rejected == {("too_big",): 1}
     assert fed.snapshot()[1:-1] == before
+
+
+@pytest.mark.parametrize(
+    ("media", "reason"),
+    [(["a\nb"], "bad_label"), ([str(n) for n in range(MAX_LABELS + 1)], "bad_item")],
+    ids=["unprintable", "many"],
+)
+def test_media_of_a_cache_are_limited(media: list[str], reason: str) -> None:
+    """Each is a label value, and has a table of blocks."""
+    fed = Fed()
+    fed.send_hello("s", [cache("a", features=["kv_events"])])
+    changes = [CacheChange("stored", 1.0, [1], medium) for medium in media]
+    fed.items("s", [encode_item(CacheEvents(0, 1.0, 1, changes))])
+
+    assert fed.rejected == {(reason,): 1}
 
 
 def test_items_at_the_limits_are_accepted(fed: Fed) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import bcrypt
 import pytest
 
 from fronts import HASH, front, user
-from sidestep.http.auth import MAX_REMEMBERED, PasswordVerifier, credentials, verify
+from sidestep.http.auth import MAX_REMEMBERED, Busy, PasswordVerifier, credentials, verify
 
 USERS = f"basic_auth_users:\n  alice: {HASH}\n  böb: {HASH}\n"
 
@@ -68,6 +70,36 @@ async def test_only_users_with_their_password_are_admitted(tmp_path: Path) -> No
 def test_invalid_credentials(header: str) -> None:
     """Another scheme, invalid base64 and a missing colon give no credentials."""
     assert credentials(header) is None
+
+
+def test_passwords_of_any_bytes() -> None:
+    """The first colon ends the user; bcrypt reads 72 bytes, as in Go, and no password raises an error."""
+    header = f"bAsIc {base64.b64encode(b'alice:a:b').decode()}"
+
+    assert credentials(header) == (b"alice", b"a:b")
+    assert not verify(b"a\0b", HASH.encode())
+    assert verify(b"x" * 1000, bcrypt.hashpw(b"x" * 72, bcrypt.gensalt(4)))
+    assert not verify(b"x" * 1000, bcrypt.hashpw(b"x" * 71, bcrypt.gensalt(4)))
+
+
+async def test_waiting_passwords_are_bounded(executor: ThreadPoolExecutor) -> None:
+    """More are rejected at once; cached ones are still answered."""
+    counted = Counted()
+    passwords = PasswordVerifier({b"alice": HASH.encode()}, executor, 4, counted)
+    assert await passwords.is_valid(b"alice", b"sesame")
+    counted.gate.clear()
+    requests = [
+        asyncio.create_task(passwords.is_valid(b"alice", str(number).encode()))
+        for number in range(9)
+    ]
+    await asyncio.sleep(0)
+    assert await passwords.is_valid(b"alice", b"sesame")
+    counted.gate.set()
+    answers = await asyncio.gather(*requests, return_exceptions=True)
+
+    assert answers[:4] == [False] * 4
+    assert all(isinstance(answer, Busy) for answer in answers[4:])
+    assert not await passwords.is_valid(b"alice", b"none waits any more")
 
 
 async def test_a_result_is_cached(executor: ThreadPoolExecutor) -> None:

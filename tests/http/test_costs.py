@@ -13,6 +13,8 @@ from aiohttp import web
 from exporters import until
 from fronts import HASH, PAGE, Site, application, front, user
 from sidestep.http.connection import Limits
+from sidestep.http.request_guard import TokenBucket
+from sidestep.http.web_config import RateLimit
 
 QUICK = Limits(request_seconds=0.4, response_seconds=0.8, check_interval=0.05)
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -274,6 +276,18 @@ async def test_the_rate_limit(tmp_path: Path) -> None:
 
         assert found == [200, 200, 200, 429, 429, 429]
         assert site.denied("rate_limit") == 3
+
+
+def test_the_token_bucket() -> None:
+    """One token arrives per interval, and never more than the burst accumulate."""
+    now = [0.0]
+    bucket = TokenBucket(RateLimit(2.0, 2), lambda: now[0])
+    taken = []
+    for at in (0, 0, 0, 1.9, 2.0, 2.1, 100, 100, 100):
+        now[0] = at
+        taken.append(bucket.take())
+
+    assert taken == [True, True, False, False, True, False, True, True, False]
 
 
 async def test_headers(tmp_path: Path) -> None:

@@ -6,20 +6,25 @@ import asyncio
 import json
 import logging
 
+import msgspec
 import pytest
 
 from exporters import Start, until
 from intakes import Fed
 from peers import count, publisher
 from sidestep.app import run
+from sidestep.engines.items import encode_item
+from sidestep.engines.vllm.wire import VllmStep
 from sidestep.protocol import sender
 from sidestep.protocol.limits import VERSION, printable
 from sidestep.protocol.messages import (
     VERSIONS,
+    Batch,
     Bye,
     EngineInfo,
     Heartbeat,
     Hello,
+    encode,
 )
 from sidestep.telemetry.logs import _Json
 
@@ -171,6 +176,38 @@ def test_a_refusal_says_what_to_do_once_a_minute_and_peer(
     assert (line["event"], line["reason"], line["sender"]) == (
         "refused", "unknown_dialect", "stream s",
     )  # fmt: skip
+
+
+HELLO = Hello(VERSION, "s", 1, 1, 1, [ENGINE])
+TOO_LONG = Hello(VERSION, "s", 1, 1, 1, [EngineInfo("e", "vllm", {"model_name": "m" * 300})])
+REFUSED: dict[str, list[Hello | Batch | bytes]] = {
+    "connection 73: bad_schema: ": [b"nonsense"],
+    "stream s: bad_schema: ": [HELLO, b"nonsense"],
+    "stream s: bad_schema: Expected `str` of length <= 256 - at labels of engine 0": [TOO_LONG],
+    "an item of stream s: unknown_engine": [
+        HELLO, Batch(1, 1, [msgspec.Raw(encode_item(VllmStep(7, 1.0, 1.0)))]),
+    ],
+    "an item of stream s: too_big: 300005 bytes": [
+        HELLO, Batch(1, 1, [msgspec.Raw(msgspec.msgpack.encode(b"x" * 300_000))]),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_each_refusal_names_its_sender(line: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A frame, a Hello and an item; each is counted once by its reason."""
+    fed = Fed()
+    for message in REFUSED[line]:
+        frame = message if isinstance(message, bytes) else encode(message)
+        fed.intake.accept(b"s", [frame], 0.0)
+        while fed.intake.busy:
+            fed.intake.work()
+    (found,) = [text for text in texts(caplog) if text.startswith("refused")]
+
+    assert found.startswith(f"refused {line}")
+    ((reason, last),) = fed.intake.refusals.items()
+    assert f"refused {last}" == found.partition("; ")[0]
+    assert fed.rejected == {(reason,): 1}
 
 
 LABELS = {"engine": "0", "model_name": "m"}

@@ -8,6 +8,7 @@ import pytest
 
 from intakes import Fed
 from sidestep.engines.items import encode_item
+from sidestep.engines.sglang.wire import SglangSchedulerStats, SglangStats
 from sidestep.engines.vllm.wire import SchedulerStats, VllmStep
 from sidestep.metrics import exposed_engines
 from sidestep.metrics.exposed_engines import (
@@ -17,6 +18,7 @@ from sidestep.metrics.exposed_engines import (
 )
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import CORE, ENGINE_CORE, FRONT_END, Bye, EngineInfo, Heartbeat
+from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep.snapshot.capture import restore
 
 INFO = {"cache_config": {"block_size": "16"}}
@@ -107,6 +109,33 @@ def restarts(fed: Fed) -> dict[str, float]:
     """Return ``sidestep_engine_restarts_total`` by engine."""
     found = (m for m in fed.intake.metrics.collect() if m.name == "sidestep_engine_restarts")
     return {sample.labels["engine"]: sample.value for m in found for sample in m.samples}
+
+
+def test_self_described_gauges_expire_too(fed: Fed) -> None:
+    """Counters stay; the gauges' share of the limits is free again."""
+    families = [
+        Family("own_state", "gauge", ["k"], [Sample([str(n)], 1.0) for n in range(9)]),
+        Family("own_total", "counter", [], [Sample([], 4.0)]),
+    ]
+    fed.items("one", [encode_item(Samples(0, 1.0, families))])
+    series = fed.intake.registry.quota.series
+    fed.advance(GAUGES_EXPIRE_SECONDS + 1)
+
+    assert "own_state" not in fed.page
+    assert "own_total" in fed.page
+    fed.restart("one")
+    fed.send_hello("one", [engine()])
+    assert "own_state" not in fed.page
+    assert fed.intake.registry.quota.series == series - 9
+
+
+def test_totals_of_a_retired_engine_survive_a_restart(fed: Fed) -> None:
+    """The next exporter exposes them once the engine returns."""
+    fed.advance(ENGINE_EXPIRES_SECONDS + 1)
+    other = fed.restarted(fed.snapshot())
+    other.items("one", [step(1)])
+
+    assert 'vllm:generation_tokens_total{engine="e",model_name="m"} 11' in other.page
 
 
 def test_a_returning_engine_has_its_totals(fed: Fed) -> None:
@@ -259,3 +288,30 @@ def test_a_frozen_core_stays_silent_over_the_exporters_restart(tapped: Fed) -> N
     restarted.send_hello("core", [with_role(CORE, ENGINE_CORE)])
     assert up(restarted) == {"e": 1.0}
     assert RUNNING in restarted.page
+
+
+def test_an_engine_that_returns_without_its_tap_is_up(tapped: Fed) -> None:
+    """A front end without the tap's feature shows that no stream of a core will follow."""
+    advance_without(tapped, SILENT)
+    tapped.restart("api")
+    tapped.send_hello("api", [with_role("")])
+
+    assert up(tapped) == {"e": 1.0}
+
+
+def test_a_silent_scheduler_of_sglang_counts_by_itself() -> None:
+    """A scheduler's gauges become stale while the server's other processes still send."""
+    made = Fed()
+    ranks = {"engine_type": "unified", "pp_rank": "0", "tp_rank": "0", "moe_ep_rank": "0"}
+    scheduler = EngineInfo("s", "sglang", {"model_name": "m", **ranks}, role=CORE)
+    tokenizer = EngineInfo("t", "sglang", {"model_name": "m", "engine_type": "unified"})
+    made.send_hello("scheduler", [scheduler])
+    made.send_hello("tokenizer", [tokenizer])
+    stats = SglangSchedulerStats(num_used_tokens=5)
+    made.items("scheduler", [encode_item(SglangStats(0, 1.0, 1.0, stats))])
+    assert "sglang:num_used_tokens{" in made.page
+
+    advance_without(made, SILENT, "tokenizer")
+
+    assert up(made) == {"s": 0.0, "t": 1.0}
+    assert "sglang:num_used_tokens{" not in made.page

@@ -155,6 +155,24 @@ def test_items_stay_within_the_limits(bench: Bench, monkeypatch: Any) -> None:
     assert sum(int(s.value) for s in samples) == 2 << 62
 
 
+def test_no_call_is_lost_without_a_count(bench: Bench) -> None:
+    """Calls become items in slices, in order; those beyond the limit or after the end are counted."""
+    bench.deferred.limit = module.SLICE + 10
+    stub = bench.stub("histogram", ())
+    for value in range(module.SLICE + 17):
+        stub.observe(value)
+    bench.deferred.items()
+    assert (len(bench.deferred), bench.deferred.dropped) == (10, 7)
+    stub.observe(99)
+    (sample,) = bench.samples()
+    assert sample.observations == [*map(float, range(module.SLICE, module.SLICE + 10)), 99.0]
+
+    stub.observe(5)
+    bench.deferred.close()
+    stub.observe(1)
+    assert (len(bench.deferred), bench.deferred.dropped) == (0, 8)
+
+
 def test_a_failing_source_affects_no_other(bench: Bench) -> None:
     """Failures to add a call and to make items are counted."""
 

@@ -296,6 +296,54 @@ def test_an_output_that_cannot_be_read_is_counted_by_sglang(
     ]
 
 
+def test_a_state_that_takes_no_attributes_is_counted_by_sglang(
+    process: Process, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Requests go on, and one line says so."""
+
+    class Slotted(SimpleNamespace):
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name.startswith("sidestep"):
+                raise AttributeError(name)
+            super().__setattr__(name, value)
+
+    manager = Manager()
+    state = Slotted(**vars(state_of()))
+    lines(caplog)
+    for tokens in range(1, 6):
+        output(manager, state, tokens)
+    (line,) = lines(caplog)
+
+    assert "AttributeError" in line
+    assert [4] == [
+        number
+        for (name, _), number in Shown(process).page[FAMILY].samples.items()
+        if name.endswith("_count")
+    ]
+
+
+def test_an_observer_has_lists_up_to_a_number_of_children(process: Process) -> None:
+    """Others are recorded with all calls; none is lost, and a child that lacks a label is a failure."""
+    made = sglang_taps.tapped(TokenizerMetricsCollector, "tokenizer")({**TOKENIZER, "team": ""})
+    failures: list[str] = []
+    process.deferred.fail = failures.append
+    for turn in range(2):
+        for number in range(80):
+            labels = {**TOKENIZER, "team": f"t{number}"}
+            made.observe_inter_token_latency(labels, 0.5, 1 + turn)
+    made.observe_inter_token_latency({}, 0.5, 1)
+    waiting = len(process.deferred.lists)
+    counts = [
+        number
+        for (name, _), number in Shown(process).page[FAMILY].samples.items()
+        if name.endswith("_count")
+    ]
+
+    assert waiting == 64
+    assert sum(counts) == 80 * 3
+    assert failures == ["a latency could not be recorded"]
+
+
 class Wire:
     """The way of the times of requests from a scheduler to a tokenizer, each with the plugin."""
 

@@ -18,6 +18,7 @@ from sidestep_adapters.sglang import taps as sglang_taps
 from sidestep_adapters.sglang.collectors import Process
 from sidestep_adapters.sglang.progress import (
     MAX_GAP,
+    MAX_PREFILL,
     WARM_UP,
     SchedulerProgress,
     TokenizerProgress,
@@ -124,6 +125,26 @@ def test_a_step_that_does_not_end() -> None:
     assert "test_a_step_that_does_not_end" in "".join(old.stack)
 
 
+def test_steps_that_end() -> None:
+    """Each ends the age of the one before; the longest is reported once, with its tokens."""
+    scheduler, clock = started()
+    running = batch([Request(), Request()])
+    ages = []
+    for _ in range(40):
+        scheduler.begin(running)
+        ages.append(clock.after(0.5).step_age)
+    scheduler.begin(running)
+    between = clock.after()
+    scheduler.begin(running)
+    last = clock.after()
+
+    assert max(age for age in ages if age is not None) < 0.5
+    assert between.longest == pytest.approx(0.5)
+    assert between.longest_tokens == 2
+    assert last.longest == pytest.approx(WAKE)
+    assert (last.steps, last.unfinished) == (9 + 41, 2)
+
+
 def test_requests_that_are_not_admitted() -> None:
     """They wait since they came, or since the last step ended."""
     scheduler, clock = started()
@@ -151,6 +172,32 @@ def test_a_result_that_never_comes_while_batches_overlap() -> None:
 
     assert stuck.step_age == pytest.approx(5 - WAKE)
     assert stuck.waiting_age is None
+
+
+def test_requests_that_are_owed_an_answer() -> None:
+    """Ended ones, which SGLang keeps until the next step, are owed none; chunks and stages count once."""
+    scheduler, clock = started(enable_overlap=True)
+    request, second, third = Request(), Request(), Request()
+    scheduler.begin(batch([request]))
+    scheduler.last_batch = scheduler.cur_batch_for_debug
+    request.done = True
+    ended = clock.after(30)
+    scheduler.chunked_req = third
+    vars(scheduler)["running_mbs"] = [None, batch([second]), batch([request, second])]
+
+    assert (ended.unfinished, ended.step_age, ended.waiting_age) == (0, None, None)
+    assert clock.after().unfinished == 2
+
+
+def test_a_batch_without_requests_is_no_step() -> None:
+    """A rank runs such batches to keep step with the other ones."""
+    scheduler, clock = started()
+    scheduler.waiting_queue = [Request()]
+    scheduler.begin(batch([]))
+    after = clock.after(3)
+
+    assert after.step_age is None
+    assert after.waiting_age is not None
 
 
 @pytest.mark.parametrize(
@@ -305,6 +352,92 @@ def test_a_tokenizer_that_gets_no_answer() -> None:
     assert answered.longest == MAX_GAP
     assert again.step_age == pytest.approx(4)
     assert answered.steps > asked.steps
+
+
+def test_a_long_prompt_is_due_later() -> None:
+    """The longest one without any answer counts, up to a limit, as it would take a slow engine."""
+    manager, clock = accepting()
+    short, tokens = state("x" * 4), state()
+    tokens.obj.input_ids = [7] * 1000
+    manager.rid_to_state = {"a": short, "b": tokens, "c": state("y" * 3200)}
+    young = clock.after(10)
+    late = clock.after(5)
+    tokens.ttft_observed = True
+    manager.last_receive_tstamp += 1
+    answered = clock.after()
+    rest = clock.after(12)
+    manager.rid_to_state = {"d": state("z" * 10**6)}
+    longest = clock.after(MAX_PREFILL)
+
+    assert young.step_age == 0
+    assert late.step_age == pytest.approx(5 - WAKE)
+    assert answered.longest == MAX_GAP
+    assert rest.step_age == pytest.approx(4)
+    assert longest.step_age == pytest.approx(12)
+
+
+def test_requests_that_a_tokenizer_holds_back() -> None:
+    """The engine owes nothing while requests wait for a pause to end, or for new weights."""
+    manager, clock = accepting()
+    manager.rid_to_state = {"a": state(dispatched=False)}
+    held = clock.after(30)
+    manager.rid_to_state["a"].dispatched = True
+    sent = clock.after(3)
+    manager.is_pause = True
+    paused = clock.after()
+
+    assert (held.unfinished, held.step_age) == (0, None)
+    assert sent.step_age == pytest.approx(3 - WAKE)
+    assert (paused.condition, paused.step_age) == (PAUSED, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_owed"),
+    [("update_lora_adapter_communicator", False), ("get_internal_state_communicator", True)],
+)
+def test_an_operators_request_that_a_tokenizer_has_sent(name: str, is_owed: bool) -> None:
+    """Until an adapter is loaded nothing is owed; a scheduler that hangs answers no question, either."""
+    manager, clock = accepting()
+    manager.rid_to_state = {"a": state()}
+    vars(manager)[name] = SimpleNamespace(_result_event=object())
+    waiting = clock.after(9)
+
+    assert waiting.unfinished == 1
+    assert (waiting.step_age is not None) == is_owed
+
+
+def test_a_tokenizer_without_any_answer_is_starting() -> None:
+    """Its first request is that of the warm-up, as long as SGLang waits for it."""
+    manager = Manager()
+    clock = Clock(TokenizerProgress(manager, 1))
+    before = clock.after()
+    manager.rid_to_state = {"a": state()}
+    warming, late = clock.after(300), clock.after(WARM_UP)
+    manager.last_receive_tstamp += 1
+    first = clock.after()
+
+    assert first.longest == 0
+    assert (before.condition, warming.condition, late.condition) == ("", STARTING, "")
+
+
+def test_a_pause_is_no_long_step() -> None:
+    """Neither the step that it interrupts nor the answer after an operator's request took as long."""
+    scheduler, clock = started()
+    scheduler.begin(batch([Request()]))
+    clock.after(1)
+    scheduler._engine_paused = True
+    clock.after(60)
+    scheduler._engine_paused = False
+    scheduler.begin(batch([Request()]))
+    manager, excused = accepting()
+    manager.rid_to_state = {"a": state()}
+    loads = SimpleNamespace(_result_event=object())
+    manager.update_lora_adapter_communicator = loads  # type: ignore[attr-defined]
+    excused.after(60)
+    loads._result_event = None
+
+    assert clock.after().longest <= 2 * WAKE
+    assert excused.after().step_age == 0
 
 
 def without(owner: Any, name: str) -> Any:

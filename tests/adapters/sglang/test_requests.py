@@ -16,7 +16,7 @@ from sidestep.engines.sglang.wire import SglangRequest, SglangRequests
 from sidestep.protocol.self_described import Samples
 from sidestep_adapters.sglang import taps as sglang_taps
 from sidestep_adapters.sglang.collectors import Process
-from sidestep_adapters.sglang.requests import OWN_COUNTERS
+from sidestep_adapters.sglang.requests import OWN_COUNTERS, ROOM
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 SECRETS = ("acme-17", "salty", TRACE[3:35], "secret prompt", "why it failed")
@@ -235,6 +235,21 @@ def test_only_what_the_administrator_allows_leaves_the_process(
     assert {text for text in SECRETS if text.encode() in sent} == set(visible)
 
 
+def test_a_full_queue_counts_what_it_does_not_hold(process: Recorded) -> None:
+    """The next item says how many requests ended unseen; the engine counts them all the same."""
+    manager = Manager()
+    process.deferred.limit = ROOM - 1
+    manager.finish(manager.ask())
+    manager.finish(manager.ask())
+    process.encoded()
+    process.deferred.limit = 10 * ROOM
+    manager.finish(manager.ask())
+    (item,) = process.taken()
+
+    assert (len(item.ended), item.unseen) == (1, 2)
+    assert process.deferred.dropped == 2
+
+
 def test_no_exception_reaches_the_engine(process: Recorded) -> None:
     """A request that cannot be read has no record; SGLang counts it, and other requests have theirs."""
     manager = Manager()
@@ -245,6 +260,15 @@ def test_no_exception_reaches_the_engine(process: Recorded) -> None:
         manager.rid_to_state["a"] = manager.rid_to_state["b"] = broken
         manager.dispatch_abort(SimpleNamespace(rid="a"))
         manager.collect_metrics(SimpleNamespace(obj=broken.obj), Columns(), 0)
+    before = len(process.failures)
+    unreadable = SimpleNamespace(obj=SimpleNamespace(), dispatched=False, finished=True)
+    manager.rid_to_state["c"] = unreadable
+    hooks = vars(manager)["_handle_abort_req"].__self__
+    hooks._handle_abort = hooks._release = lambda _: "done"
+    assert manager._handle_abort_req(SimpleNamespace(rid="c")) == "done"
+    assert manager._handle_abort_req(SimpleNamespace()) == "done"
+    assert manager._release_req_states_on_failure({"d": SimpleNamespace()}) == "done"
+    assert len(process.failures) == before + 3
     manager.finish(manager.ask())
     items = list(map(DIALECTS.decode, process.encoded()))
     requests = [item for item in items if isinstance(item, SglangRequests)]

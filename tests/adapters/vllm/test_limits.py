@@ -173,6 +173,38 @@ def test_a_prompt_that_may_not_be_divided() -> None:
     assert "kv_blocks" == read(scheduler, batch(tokens=40))
 
 
+@pytest.mark.parametrize(("state", "limit"), [(0, "kv_blocks"), (1, "paused"), (2, "paused")])
+def test_a_paused_scheduler(state: int, limit: str) -> None:
+    """Whether requests of the batch go on or not; the exporter learns it without a step."""
+    scheduler = Scheduler()
+    scheduler.pause_state = state  # type: ignore[attr-defined]
+    scheduler.run()
+    scheduler.wait()
+
+    assert limit == read(scheduler)
+
+
+def test_output_in_flight_of_a_preempted_request() -> None:
+    """It must arrive before the request continues."""
+    scheduler = Scheduler()
+    waiting = scheduler.wait("PREEMPTED", passed_over=True, num_stale_output_tokens=1)
+    waiting.drop_stale_output = False
+
+    assert "deferred" == read(scheduler)
+
+
+def test_sessions_that_wait_for_their_clients() -> None:
+    """They take slots, but the engine makes nobody wait."""
+    scheduler = Scheduler()
+    scheduler.num_waiting_for_streaming_input = 2  # type: ignore[attr-defined]
+    for _ in range(2):
+        scheduler.wait("WAITING_FOR_STREAMING_REQ", passed_over=True)
+    scheduler.run(2)
+    assert "none" == read(scheduler)
+    scheduler.wait()
+    assert "slots" == read(scheduler)
+
+
 def test_a_step_that_has_preempted_admits_nobody() -> None:
     """Not even if slots and tokens are used up; the next step decides anew."""
     scheduler = Scheduler()
@@ -263,6 +295,31 @@ def test_a_release_that_lacks_an_attribute(caplog: pytest.LogCaptureFixture) -> 
 
     assert [None, None] == found
     assert 1 == len(caplog.records)
+
+
+class Unreadable:
+    """A scheduler, or a tap, that raises."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+def test_what_fails_beside_a_step_ends_no_core(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Failures are counted; the engine knows nothing of them."""
+    with importable(monkeypatch, f"ipc://{tmp_path}/none") as ours:
+        scheduler = ours.scheduler(config())
+        core = scheduler._core
+        errors = core.publisher.errors
+        assert core.is_paused(Unreadable()) is False
+        core._blocks = Unreadable()
+        core.flush_blocks()
+        errors = core.publisher.errors - errors
+        core._blocks = None
+        scheduler.shutdown()
+
+    assert errors == 2
 
 
 def test_a_pause_of_the_tapped_scheduler(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

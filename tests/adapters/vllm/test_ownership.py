@@ -9,8 +9,9 @@ import pytest
 
 import fake_vllm
 from fake_vllm import importable
-from sidestep.engines.vllm.wire import CacheStats, SchedulerStats, VllmStep
+from sidestep.engines.vllm.wire import CacheStats, FrontEndLatencies, SchedulerStats, VllmStep
 from sidestep.protocol.iteration_stats import IterationStats
+from sidestep.protocol.limits import MAX_OBSERVATIONS
 from sidestep_adapters.vllm.description import describe
 from sidestep_adapters.vllm.ownership import FRONT_END_FIELDS, SCHEDULER_MODULE, Role, is_tapped
 from sidestep_adapters.vllm.stats import VllmTap
@@ -65,6 +66,36 @@ def test_each_number_is_sent_by_its_owner_only() -> None:
     assert set() == non_defaults(core, "iteration")
     assert CacheStats(False, 1, 2, 1) == front_end[0].mm_cache
     assert set(FRONT_END_FIELDS) <= numbers("iteration").keys()
+
+
+def test_a_front_end_sends_what_users_waited() -> None:
+    """First tokens and ends of requests, however many of a step, with the time of their measurement."""
+    finished = [SimpleNamespace(e2e_latency=4.0, queued_time=queued) for queued in (1.0, -2.0)]
+    waited = [float(number) for number in range(MAX_OBSERVATIONS + 1)]
+    first, ended = (
+        SimpleNamespace(iteration_timestamp=100.0, num_generation_tokens=3, **values)
+        for values in (
+            {"time_to_first_tokens_iter": waited, "finished_requests": []},
+            {"time_to_first_tokens_iter": [1.5], "finished_requests": finished},
+        )
+    )
+
+    *split, last = sent("front_end", (stats("scheduler"), first, None), (None, ended, None))
+
+    found = [step.front_end for step in split if step.front_end is not None]
+    assert [step.more for step in (*split, last)] == [False, True, False]
+    assert waited == [value for one in found for value in one.time_to_first_tokens]
+    assert {100.0} == {one.iteration_timestamp for one in found}
+    assert last.front_end == FrontEndLatencies(100.0, [1.5], [4.0, 4.0], [1.0, 0.0])
+    assert (last.iteration, last.scheduler) == (None, None)
+
+
+def test_a_front_end_without_own_values_sends_nothing() -> None:
+    """A step costs the serving loop almost nothing."""
+    iteration = stats("iteration")
+    vars(iteration).update(dict.fromkeys(FRONT_END_FIELDS, 0))
+
+    assert [] == sent("front_end", (stats("scheduler"), iteration, None), (None, None, None))
 
 
 class DerivedScheduler:

@@ -191,10 +191,13 @@ def test_no_exception_reaches_the_engine(
 
 
 class Hostile:
-    """An object that raises at every attribute."""
+    """An object that raises at every attribute, and as text."""
 
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError(name)
+
+    def __str__(self) -> str:
+        raise RuntimeError
 
 
 def test_objects_that_raise_are_counted() -> None:
@@ -203,8 +206,9 @@ def test_objects_that_raise_are_counted() -> None:
     sink.tap.record(Hostile(), Hostile(), None, 0)
     sink.tap.record(scheduler(), None, None, 99)
     sink.tap.record_sleep_state("deep", None)  # type: ignore[arg-type]
+    sink.tap.record_admission_rejection(Hostile())  # type: ignore[arg-type]
 
-    assert len(sink.failures) == 3
+    assert len(sink.failures) == 4
 
 
 def test_sleep_states_are_of_all_engines_and_rejections_of_none() -> None:
