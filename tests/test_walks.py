@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 MOST = {
     "A frame to its series": (35, 16),
-    "A scrape to its bytes": (58, 14),
+    "A scrape to its bytes": (59, 14),
     "An ended request to its record and span": (45, 15),
 }
 """Functions and files."""

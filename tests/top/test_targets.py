@@ -170,7 +170,7 @@ async def failing(url: str) -> TargetReport:
         (200, 'vllm:time_to_first_token_seconds_bucket{le="x"} 1\n', TEXT, "label le"),
         (401, "", TEXT, "HTTP 401: it needs a password"),
         (503, "", TEXT, "HTTP 503"),
-        (404, "", TEXT, "start SGLang with --enable-metrics"),
+        (404, "", TEXT, "start the engine with metrics"),
     ],
 )
 async def test_a_wrong_answer(status: int, body: str, content_type: str, says: str) -> None:

@@ -25,9 +25,7 @@ class BoundedResponse(aiohttp.ClientResponse):
         async def read_one() -> Any:
             nonlocal left
             if left < 0:
-                raise aiohttp.ClientPayloadError(
-                    f"more than {MAX_INFORMATIONAL} informational responses"
-                )
+                raise aiohttp.ClientError(f"more than {MAX_INFORMATIONAL} informational responses")
             left -= 1
             return await read()
 

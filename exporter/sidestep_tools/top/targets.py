@@ -67,7 +67,7 @@ class Target:
         status, text = await _get(session, self._page)
         if status == HTTPStatus.NOT_FOUND:
             raise FetchError(
-                f"no page at {self._page}: give its whole URL, or start SGLang with --enable-metrics"
+                f"no page at {self._page}: give its whole URL, or start the engine with metrics"
             )
         if status != HTTPStatus.OK:
             raise _refusal(status)
