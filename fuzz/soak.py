@@ -313,6 +313,10 @@ class Soak:
         try:
             connection.request("GET", f"/metrics{query}")
             return connection.getresponse().read().decode()
+        except OSError:
+            if self.exporter.running:
+                raise
+            raise SystemExit(f"the exporter has ended: {self.exporter.said()[-1000:]}") from None
         finally:
             connection.close()
 
