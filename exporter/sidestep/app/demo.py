@@ -355,11 +355,12 @@ class Story:
     def show(self) -> None:
         """Print what has just begun as a line of its own, and update the status line of a terminal."""
         number, seconds = self._clock.read()
-        act = next((text for start, text in reversed(self._acts) if start <= seconds), "")
+        begun = (each for each in reversed(self._acts) if each[0] <= seconds)
+        start, act = next(begun, (0.0, ""))
         clear = "\x1b[K" if sys.stdout.isatty() else ""
         if self._acts and self._shown != (number, act):
             self._shown = number, act
-            sys.stdout.write(f"{clear}{minutes(seconds):>7}  {act}\n")
+            sys.stdout.write(f"{clear}{minutes(start):>7}  {act}\n")
         if clear:
             width = shutil.get_terminal_size().columns - 1
             # A line of the log overwrites the status, from its first column on.

@@ -37,7 +37,6 @@ class Watchdog:
         if hard and soft > hard:
             raise ConfigError("limits.memory-soft must not be above limits.memory-hard")
         self.full = False
-        self.resident = 0
         self._soft = soft
         self._hard = self._limit = hard
         self._read = read
@@ -73,7 +72,6 @@ class Watchdog:
         )
 
     def _note(self, resident: int) -> None:
-        self.resident = resident
         full = bool(self._soft) and resident >= self._soft
         if full and not self.full:
             self._lines.warning(
