@@ -18,18 +18,8 @@ import pytest
 from command_line import ENVIRON, serving, sidestep
 from exporters import Start, until
 from pages import get
-from sidestep.app.demo import (
-    LONGEST_PAUSE,
-    ROUND,
-    RUNS,
-    WELL,
-    Clock,
-    Player,
-    Run,
-    Window,
-    recording,
-    status_line,
-)
+from sidestep.app.demo import LONGEST_PAUSE, Player, recording, status_line
+from sidestep.app.demo_schedule import ROUND, RUNS, WELL, Clock, Run, Window
 from sidestep.app.exporter import Exporter
 from sidestep.metrics.computed_gauges import scalar
 from sidestep.tracking.health.states import EngineState

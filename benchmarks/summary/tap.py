@@ -41,7 +41,7 @@ from sidestep_adapters.publisher.cache_lookups import LookupEvents
 from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.publisher.request_identity import FULL, NONE, IdentityMaker
 from sidestep_adapters.vllm.description import describe
-from sidestep_adapters.vllm.kv_block_tap import BlockTap
+from sidestep_adapters.vllm.kv_cache import BlockTap
 from sidestep_adapters.vllm.scheduler_events import SchedulerEvents
 from sidestep_adapters.vllm.scheduler_tap import SchedulerTap
 from sidestep_adapters.vllm.stats import VllmTap

@@ -30,7 +30,7 @@ from sidestep.requests.tenants import Tenants
 from sidestep.tracking.requests.outcomes import EndedRequest
 from sidestep_adapters.sglang import deferred_metrics
 from sidestep_adapters.sglang import taps as sglang_taps
-from sidestep_adapters.sglang.collectors import Process
+from sidestep_adapters.sglang.process import Process
 
 ENGINE = EngineInfo("t", "sglang", {"engine_type": "unified", "model_name": "m"})
 TOTALS = {

@@ -247,7 +247,7 @@ async def test_an_exporter_that_starts_in_the_middle(vllm: VllmSite) -> None:
 TWO_COLLECTORS = """
 import copy
 
-from sidestep_adapters.vllm.kv_block_tap import BlockTap
+from sidestep_adapters.vllm.kv_cache import BlockTap
 from sidestep_adapters.vllm.scheduler import SidestepScheduler
 
 
@@ -326,7 +326,7 @@ async def test_block_lifetimes_agree_with_the_engines_collector(vllm: VllmSite) 
 
 BROKEN_TAP = """
 import itertools
-import sidestep_adapters.vllm.kv_block_tap as blocks
+import sidestep_adapters.vllm.kv_cache as blocks
 import sidestep_adapters.vllm.scheduler_events as events
 import sidestep_adapters.vllm.scheduler_tap as tap
 

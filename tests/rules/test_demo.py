@@ -20,7 +20,8 @@ from exporters import Start
 from pages import get
 from prometheus_server import BINARIES, Prometheus, prometheus
 from rulefiles import RULE_FILES
-from sidestep.app.demo import ROUND, RUNS, Clock, Player, Run, Window
+from sidestep.app.demo import Player
+from sidestep.app.demo_schedule import ROUND, RUNS, Clock, Run, Window
 from sidestep.app.exporter import Exporter
 from sidestep.metrics import saturation
 

@@ -18,7 +18,7 @@ from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import Item, encode_item
 from sidestep.exposition.text_page import render
 from sidestep.metrics.registry import Registry
-from sidestep_adapters.sglang.collectors import Process
+from sidestep_adapters.sglang.process import Process
 
 ROWS = {row.name: row for row in DIALECTS["sglang"].rows_for()}
 RANK = {"model_name": "m", "engine_type": "unified", "tp_rank": 0, "pp_rank": 0, "moe_ep_rank": 0}

@@ -21,7 +21,7 @@ from sidestep.transport.listener import IngestListener
 from sidestep.transport.path_owners import open_file
 from sidestep.transport.plain_connection import PlainConnection
 from sidestep_adapters.recording.format import Writer
-from sidestep_tools.whatif.plot import write
+from sidestep_tools.whatif.command import write_plot
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root may give files away")
 STRANGER, EXPORTER = 1234, 65532
@@ -54,7 +54,7 @@ USES: dict[str, Callable[[Path], object]] = {
     "socket": lambda path: IngestListener([f"ipc://{path}/i.ipc"]).close(0),
     "log": lambda path: LogFile(path / "requests.jsonl", 1, 1),
     "recording": lambda path: Writer(path / "x.rec").close(),
-    "plot": lambda path: write(path / "x.svg", POINTS, ""),
+    "plot": lambda path: write_plot(path / "x.svg", POINTS, ""),
 }
 """Uses of a directory."""
 EVERY_USE = pytest.mark.parametrize("use", USES.values(), ids=USES)

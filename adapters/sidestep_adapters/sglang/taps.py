@@ -23,17 +23,12 @@ from sidestep_adapters.publisher.environment import (
     usable_endpoint,
 )
 from sidestep_adapters.publisher.request_identity import identity_maker
-from sidestep_adapters.sglang.collectors import (
-    Process,
-    ProcessFamilies,
-    adding_copy,
-    native_copy,
-    wrap,
-)
+from sidestep_adapters.sglang.collectors import adding_copy, native_copy, wrap
 from sidestep_adapters.sglang.limits import LimitRecorder
 from sidestep_adapters.sglang.lookups import LookupRecorder
 from sidestep_adapters.sglang.metric_stubs import ChildStub, MetricStub
 from sidestep_adapters.sglang.outputs import Latencies
+from sidestep_adapters.sglang.process import Process, ProcessFamilies
 from sidestep_adapters.sglang.progress import SchedulerProgress, TokenizerProgress, constructing
 from sidestep_adapters.sglang.request_hooks import record_counted, record_uncounted
 from sidestep_adapters.sglang.requests import RequestRecorder

@@ -25,10 +25,9 @@ from sidestep_adapters.publisher.process_metrics import ProcessTap, WorkerTaps
 from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.publisher.request_identity import identity_maker
 from sidestep_adapters.vllm.description import describe, is_supported, with_cache, with_missing
-from sidestep_adapters.vllm.kv_block_tap import BlockTap
+from sidestep_adapters.vllm.kv_cache import BlockTap, lookup_events
 from sidestep_adapters.vllm.limits import NONE, PAUSED, LimitReader
 from sidestep_adapters.vllm.ownership import is_tapped
-from sidestep_adapters.vllm.prefix_cache import lookup_events
 from sidestep_adapters.vllm.scheduler_events import SchedulerEvents
 from sidestep_adapters.vllm.scheduler_tap import (
     HeldKv,

@@ -18,8 +18,8 @@ from collectors import TOKENIZER, Shown, TokenizerMetricsCollector, same
 from sidestep_adapters.sglang import outputs as module
 from sidestep_adapters.sglang import plugin as sglang_plugin
 from sidestep_adapters.sglang import taps as sglang_taps
-from sidestep_adapters.sglang.collectors import Process
 from sidestep_adapters.sglang.outputs import MESSAGES, TIME_STATS, Times, replace_decode
+from sidestep_adapters.sglang.process import Process
 
 FAMILY = "sglang:inter_token_latency_seconds"
 

@@ -15,7 +15,7 @@ from heartbeats import Heartbeats
 from sidestep.protocol.messages import CORE, FRONT_END
 from sidestep.protocol.progress import ASLEEP, PAUSED, STARTING, Progress
 from sidestep_adapters.sglang import taps as sglang_taps
-from sidestep_adapters.sglang.collectors import Process
+from sidestep_adapters.sglang.process import Process
 from sidestep_adapters.sglang.progress import (
     MAX_GAP,
     MAX_PREFILL,

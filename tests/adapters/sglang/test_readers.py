@@ -12,8 +12,9 @@ from prometheus_client import CollectorRegistry, Counter
 
 from collectors import Shown
 from python_programs import run_python
-from sidestep_adapters.sglang.collectors import Process, ProcessFamilies, wrap
+from sidestep_adapters.sglang.collectors import wrap
 from sidestep_adapters.sglang.deferred_metrics import DeferredMetrics
+from sidestep_adapters.sglang.process import Process, ProcessFamilies
 from sidestep_adapters.sglang.stats import QueueLengths, StatsRecorder
 
 
@@ -75,8 +76,7 @@ def test_families_of_collectors_are_not_read_as_well(monkeypatch: pytest.MonkeyP
 
 READING = """
     from prometheus_client import Counter, Gauge, Histogram, values
-    from sidestep_adapters.sglang.collectors import Process
-    from sidestep_adapters.sglang.collectors import ProcessFamilies
+    from sidestep_adapters.sglang.process import Process, ProcessFamilies
     from collectors import ROWS, Shown
 
     process = Process("ipc://nowhere", "pod", beside=False)

@@ -15,7 +15,7 @@ from sidestep.engines.items import Item, encode_item
 from sidestep.engines.sglang.wire import SglangRequest, SglangRequests
 from sidestep.protocol.self_described import Samples
 from sidestep_adapters.sglang import taps as sglang_taps
-from sidestep_adapters.sglang.collectors import Process
+from sidestep_adapters.sglang.process import Process
 from sidestep_adapters.sglang.requests import OWN_COUNTERS, ROOM
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

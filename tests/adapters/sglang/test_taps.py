@@ -28,7 +28,8 @@ from python_programs import run_python
 from sidestep.protocol.self_described import Samples
 from sidestep_adapters.sglang import plugin as sglang_plugin
 from sidestep_adapters.sglang import taps as sglang_taps
-from sidestep_adapters.sglang.collectors import Process, wrap
+from sidestep_adapters.sglang.collectors import wrap
+from sidestep_adapters.sglang.process import Process
 
 RANKED = {name: str(value) for name, value in RANK.items()}
 
@@ -415,7 +416,8 @@ def test_sglang_imports_prometheus_client_first() -> None:
 FORK = """
     import os
     from collectors import Shown, TokenizerMetricsCollector
-    from sidestep_adapters.sglang.collectors import Process, wrap
+    from sidestep_adapters.sglang.collectors import wrap
+    from sidestep_adapters.sglang.process import Process
 
     process = Process("ipc:///nonexistent/x", "pod", beside=False)
     collector = TokenizerMetricsCollector()

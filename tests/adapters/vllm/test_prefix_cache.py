@@ -19,7 +19,7 @@ from sidestep.protocol.cache_lookups import (
     Released,
 )
 from sidestep_adapters.publisher.cache_lookups import LookupEvents
-from sidestep_adapters.vllm.prefix_cache import lookup_events
+from sidestep_adapters.vllm.kv_cache import lookup_events
 
 SIZE = 16
 

@@ -1,8 +1,4 @@
-"""Sampled KV block events from vLLM's block pool; needs no vLLM itself.
-
-Replaces vLLM's own collector and has the same methods. A block that is not sampled costs one
-integer comparison when it is allocated and a set lookup later.
-"""
+"""vLLM's KV cache: sampled events of its blocks, and whether its lookups can be sent; needs no vLLM itself."""
 
 from __future__ import annotations
 
@@ -13,15 +9,19 @@ from typing import Any
 
 from sidestep.protocol.block_events import ALLOCATED, EVICTED, RESET, TOUCHED, BlockEvents
 from sidestep.protocol.limits import MAX_OBSERVATIONS
+from sidestep_adapters.publisher.cache_lookups import LookupEvents
 
+FULL_ATTENTION = "FullAttentionSpec"
+"""vLLM's class of blocks that are found by their hash alone, and its subclasses."""
 _SPACE = 1 << 32
 _monotonic = time.monotonic
 
 
 class BlockTap:
-    """Metrics collector of one block pool, called inside the scheduler's step.
+    """Replaces vLLM's own metrics collector of one block pool, whose methods it has.
 
-    It samples nothing until ``flush`` sets a rate.
+    Called inside the scheduler's step. It samples nothing until ``flush`` sets a rate; a block that is not
+    sampled costs one integer comparison when it is allocated and a set lookup later.
 
     Attributes:
         resample: Set by another thread after events were dropped: sample other blocks.
@@ -91,3 +91,29 @@ class BlockTap:
         self._kinds.append(kind)
         self._blocks.append(block)
         self._stamps.append(_monotonic())
+
+
+def lookup_events(
+    scheduler: Any, sampling: Callable[[], tuple[bytes, float]]
+) -> LookupEvents | None:
+    """Return a maker of lookups' items; None if the cache is off or not of full attention only.
+
+    Blocks of layers with a sliding window, or with a state, do not follow the rules of one LRU cache.
+
+    Args:
+        scheduler: vLLM's scheduler.
+        sampling: See ``LookupEvents``.
+    """
+    cache = scheduler.kv_cache_config
+    groups = cache.kv_cache_groups
+    if not scheduler.vllm_config.cache_config.enable_prefix_caching or len(groups) != 1:
+        return None
+    (group,) = groups
+    spec = group.kv_cache_spec
+    if FULL_ATTENTION not in (cls.__name__ for cls in type(spec).__mro__):
+        return None
+    # With context parallelism a block has its tokens on each of the ranks, and one hash.
+    size = getattr(scheduler, "hash_block_size", spec.block_size)
+    # One block is never used: vLLM's null block.
+    capacity = cache.num_blocks - 1
+    return LookupEvents(size, capacity, spec.page_size_bytes * len(group.layer_names), sampling)

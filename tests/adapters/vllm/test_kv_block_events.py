@@ -8,7 +8,7 @@ import pytest
 
 from sidestep.protocol.block_events import ALLOCATED, EVICTED, RESET, TOUCHED, BlockEvents
 from sidestep.protocol.limits import MAX_OBSERVATIONS
-from sidestep_adapters.vllm.kv_block_tap import BlockTap
+from sidestep_adapters.vllm.kv_cache import BlockTap
 
 
 def blocks(tap: BlockTap, *calls: tuple[str, int]) -> None:
