@@ -134,6 +134,18 @@ def test_a_full_disk_is_one_line(command: str) -> None:
     assert done.stderr == b"sidestep: cannot write the output: No space left on device\n"
 
 
+@pytest.mark.parametrize("command", ["inject", "doctor --manifest -"])
+def test_a_closed_standard_input_is_empty(command: str) -> None:
+    """Some that start commands, such as cron's wrappers, close it."""
+    line = f"exec {sys.executable} -m sidestep {command} <&-"
+    done = subprocess.run(
+        ["bash", "-c", line], capture_output=True, text=True, check=True, env=ENVIRON
+    )
+
+    assert "Traceback" not in done.stderr
+    assert "no container runs" in done.stderr or "0 resources were read" in done.stdout
+
+
 def test_sidestep_alone_prints_its_help() -> None:
     """Each command has one line, at the width of a terminal of 80 columns."""
     done = sidestep()

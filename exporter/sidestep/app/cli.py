@@ -270,6 +270,9 @@ def _endpoint(text: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and exit with 0, 1 for a runtime error, or 2 for a usage error."""
     signal.signal(signal.SIGTERM, _terminate)
+    if sys.stdin is None:
+        # Closed by the caller: commands that read it find nothing in it.
+        sys.stdin = Path(os.devnull).open(encoding="utf-8")  # noqa: SIM115 - open to the end
     try:
         code = cli.main(args=arguments, prog_name="sidestep", standalone_mode=False)
         click.echo(nl=False)  # It flushes, so that an error is not met at the interpreter's end.
