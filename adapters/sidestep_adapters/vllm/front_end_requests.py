@@ -82,7 +82,7 @@ class Outputs(NamedTuple):
         stamp: The engine's time of the step.
         wall: Unix time at which the front end received the step.
         received: Its monotonic time then.
-        numbers: The requests; None: one that has left. Empty if an engine's core sends them.
+        numbers: The requests; 0: one that has left. Empty if an engine's core sends them.
         tokens: Tokens of each; empty: one each.
         ended: Requests that have ended, and indexes into ``FINISH_REASONS``.
     """
@@ -90,7 +90,7 @@ class Outputs(NamedTuple):
     stamp: float
     wall: float
     received: float
-    numbers: Sequence[int | None]
+    numbers: Sequence[int]
     tokens: Sequence[int]
     special: Sequence[Special]
     ended: Sequence[tuple[int, int]]

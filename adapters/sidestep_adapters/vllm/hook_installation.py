@@ -197,5 +197,5 @@ def _check_release(front_end: Any) -> None:
     hook._hand_over(1.0, *hook._take([output]), ["b"])
     numbers, tokens, special, ended = taken[0][3:]
     events = [(QUEUED, 1.0)]
-    if (numbers, tokens, ended) != ([1], (), [(2, STOP)]) or special[0].events != events:
+    if ([*numbers], tokens, ended) != ([1], (), [(2, STOP)]) or special[0].events != events:
         raise AttributeError("its outputs are others")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -120,7 +121,7 @@ class OutputHook:
 
     def _take(
         self, outputs: Sequence[Any]
-    ) -> tuple[Sequence[int | None], Sequence[int], list[tuple[Any, Any, int, bool]]]:
+    ) -> tuple[Sequence[int], Sequence[int], list[tuple[Any, Any, int, bool]]]:
         """Return the numbers of outputs' requests, their tokens, and the outputs that have more.
 
         The latter come with their states, with the tokens of their prompts, and with whether they are
@@ -129,13 +130,14 @@ class OutputHook:
         """
         if self._received is None:
             self._received = _wall(), _monotonic()
-        numbers: Sequence[int | None] = ()
+        numbers: Sequence[int] = ()
         tokens: Sequence[int] = ()
         if self._takes_outputs:
-            # Names would keep memory from being used again while they wait for the thread.
+            # Names would keep memory from being used again while they wait for the thread, and objects
+            # that both threads count references of move from core to core: an array is of neither.
             number = self._numbers.get
             # Comprehensions read a struct's attribute in half the time of an attrgetter.
-            numbers = [number(output.request_id) for output in outputs]
+            numbers = array("Q", [number(output.request_id, 0) for output in outputs])
             if [output for output in outputs if len(output.new_token_ids) != 1]:
                 tokens = [len(output.new_token_ids) for output in outputs]
         if self._nan_check:
@@ -153,7 +155,7 @@ class OutputHook:
     def _hand_over(
         self,
         stamp: float,
-        numbers: Sequence[int | None],
+        numbers: Sequence[int],
         tokens: Sequence[int],
         special: list[tuple[Any, Any, int, bool]],
         stopped: Iterable[str],
