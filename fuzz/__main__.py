@@ -7,6 +7,7 @@ The corpus grows in ``build/fuzz``, where findings are stored, too. Copy a findi
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import re
 import subprocess
 import sys
@@ -21,12 +22,14 @@ LAST = re.compile(r"#(\d+)\s+(?:DONE|pulse|NEW|REDUCE|RELOAD|INITED).*?cov: (\d+
 
 
 def main() -> None:
-    """Parse, run, print; the exit code is 1 if anything was found."""
+    """Parse, run, print; the exit code is 1 if anything was found, and 2 without the fuzzer."""
     parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__)
     parser.add_argument("targets", nargs="*", choices=[*BY_NAME, []], help="default: all")
     parser.add_argument("--seconds", type=int, default=60, help="for each of them")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "fuzz")
     options = parser.parse_args()
+    if not importlib.util.find_spec("atheris"):
+        parser.exit(2, "fuzz: atheris is missing: pip install -e '.[fuzz]' with Python < 3.14\n")
     chosen = [target for target in TARGETS if target.name in (options.targets or BY_NAME)]
     rows = [fuzz(target, options.seconds, options.work) for target in chosen]
     widths = [max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]

@@ -31,6 +31,7 @@ from sidestep.engines.apply import Applier
 from sidestep.engines.dialect import Dialects
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.row_builders import counter
+from sidestep.engines.shared_rows import objectives
 from sidestep.engines.vllm.wire import VllmSleep
 from sidestep.errors import CatalogueError
 from sidestep.metrics.registry import Registry
@@ -100,7 +101,9 @@ async def test_a_package_with_an_entry_point_is_all_that_an_exporter_needs(
 
 
 @asynccontextmanager
-async def exporter(folder: Path, **flags: Any) -> AsyncIterator[Exporter]:
+async def exporter(
+    folder: Path, dialects: Dialects = WITH_TOY, **flags: Any
+) -> AsyncIterator[Exporter]:
     """Run an exporter that knows the toy engine."""
     given = {
         "web_listen_address": ("127.0.0.1:0",),
@@ -110,7 +113,7 @@ async def exporter(folder: Path, **flags: Any) -> AsyncIterator[Exporter]:
         "limits_memory_hard": "0",
         **flags,
     }
-    async with running(Exporter(read(given, {}), dialects=WITH_TOY)) as exporter:
+    async with running(Exporter(read(given, {}), dialects=dialects)) as exporter:
         yield exporter
 
 
@@ -164,6 +167,20 @@ async def test_its_page_has_its_own_families_and_the_common_ones(tmp_path: Path)
     assert sample(page, slo, result="bad", slo="ttft") == 2
     ttft = page["gen_ai_server_time_to_first_token_seconds"].samples
     assert max(ttft.values()) == 10.1
+
+
+async def test_an_objective_needs_no_rows_of_an_engine_without_latencies(tmp_path: Path) -> None:
+    """It counts other engines' requests; this one's family of the same common name is unaffected."""
+    rows = tuple(row for row in DIALECT.rows if row not in objectives())
+    plain = dataclasses.replace(DIALECT, latencies={}, rows=rows)
+    name = "gen_ai_server_time_to_first_token_seconds"
+    flags = {"metrics_common": True, "slo": (f"mine=1s,family={name}",)}
+    async with exporter(tmp_path, Dialects(*DIALECTS.values(), plain), **flags) as running:
+        await send(running, STEP)
+        page = parse(await get(running.url))
+
+    assert sample(page, f"{name}_bucket", le="+Inf") == 2
+    assert "sidestep_slo_requests" not in page
 
 
 def test_names_and_tags_of_dialects_are_unique() -> None:

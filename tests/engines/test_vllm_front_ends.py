@@ -16,6 +16,7 @@ from sidestep.exposition.text_page import render
 from sidestep.ingest.bindings import FRONT_END_WAIT
 from sidestep.metrics.exposed_engines import ENGINE_EXPIRES_SECONDS
 from sidestep.protocol import messages
+from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import (
     CORE,
     ENGINE_CORE,
@@ -24,6 +25,7 @@ from sidestep.protocol.messages import (
     Bye,
     EngineInfo,
     Heartbeat,
+    Hello,
     Settings,
 )
 from sidestep.protocol.request_events import (
@@ -172,6 +174,24 @@ async def test_an_exporter_that_starts_late_counts_each_request_once(
     for name, seconds in ((TTFT, 2.25), (E2E, 4.25)):
         assert f"{name}_count{labels} 1\n" in page
         assert f"{name}_sum{labels} {seconds}\n" in page
+
+
+def test_a_new_core_waits_until_one_front_end_is_there(fed: Fed) -> None:
+    """Not for one that has left, if there is another; after a restart of all, for a new one."""
+
+    def restart_core() -> bool:
+        """Replace the core by a process that sends a hello; return whether it is accepted."""
+        fed.send("core", Bye(fed.incarnation("core"), 0))
+        fed.restart("core")
+        info = hello(CORE, FRONT_END_STATS)
+        fed.send("core", Hello(VERSION, "core", fed.incarnation("core"), 1, 1, info))
+        return fed.intake.receiver.streams["core"].incarnation == fed.incarnation("core")
+
+    fed.send_hello("api2", hello(FRONT_END))
+    fed.send("api", Bye(fed.incarnation("api"), 0))
+    assert restart_core()
+    fed.send("api2", Bye(fed.incarnation("api2"), 0))
+    assert not restart_core()
 
 
 def test_a_core_waits_no_longer_than_a_front_end_needs() -> None:

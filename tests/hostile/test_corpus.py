@@ -46,3 +46,15 @@ def test_the_fuzzer_starts_without_a_path_of_its_own() -> None:
 
     assert done.returncode == 0, done.stderr
     assert all(name in done.stdout for name in BY_NAME)
+
+
+def test_without_the_fuzzer_one_line_says_what_to_install() -> None:
+    """No target runs, so there is no table of findings."""
+    absent = "import runpy, sys; sys.modules['atheris'] = None; sys.argv[1:] = ['--seconds', '1']"
+    command = [sys.executable, "-c", f"{absent}; runpy.run_module('fuzz', run_name='__main__')"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "fuzz: atheris is missing: pip install -e '.[fuzz]' with Python < 3.14\n"
+    )

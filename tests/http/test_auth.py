@@ -40,8 +40,10 @@ class Counted:
         return verify(password, hashed)
 
 
-async def test_only_users_with_their_password_are_admitted(tmp_path: Path) -> None:
-    """Health and unknown paths need the password as well."""
+async def test_only_users_with_their_password_are_admitted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Health and unknown paths need the password as well; the log says once what is denied to whom."""
     async with front(tmp_path, USERS) as site:
         for path in ("/", "/-/healthy"):
             assert (await site.get(path, headers=user("alice", "sesame"))).status == 200
@@ -58,6 +60,8 @@ async def test_only_users_with_their_password_are_admitted(tmp_path: Path) -> No
 
         assert site.denied("password") == 6
         assert site.denied("no_password") == 4
+    denied = "denied a request of 127.0.0.1:"
+    assert caplog.messages == [f"{denied} password", f"{denied} no_password"]
 
 
 @pytest.mark.parametrize(

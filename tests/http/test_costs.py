@@ -184,7 +184,7 @@ async def test_a_client_that_reads_nothing_is_closed(
     assert line.getMessage() == "closed a connection: 127.0.0.1 took too long"
 
 
-async def test_unsent_bytes_are_bounded(tmp_path: Path) -> None:
+async def test_unsent_bytes_are_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Above the limit a page is 503 and a short response is not; memory is released again."""
     limits = Limits(response_seconds=2, check_interval=0.05, unsent_bytes=2 * len(PAGE))
     async with front(tmp_path, limits=limits) as site:
@@ -194,6 +194,7 @@ async def test_unsent_bytes_are_bounded(tmp_path: Path) -> None:
         assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
         assert await site.status() == 200
         assert site.refused("overload") == 1
+        assert "too many bytes wait for slow clients" in caplog.messages
         await until(lambda: site.connections == 0)
         for client in clients:
             client.close()

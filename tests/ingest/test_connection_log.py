@@ -26,6 +26,7 @@ from sidestep.protocol.messages import (
     Hello,
     encode,
 )
+from sidestep.protocol.receiver import MAX_STREAMS
 from sidestep.telemetry.logs import _Json
 
 NAMES = "sidestep.ingest.connection_log", "sidestep.ingest.health"
@@ -184,6 +185,9 @@ REFUSED: dict[str, list[Hello | Batch | bytes]] = {
     "connection 73: bad_schema: ": [b"nonsense"],
     "stream s: bad_schema: ": [HELLO, b"nonsense"],
     "stream s: bad_schema: Expected `str` of length <= 256 - at labels of engine 0": [TOO_LONG],
+    "stream s: over_limit: too many streams": [
+        *(Hello(VERSION, f"s{number}", number, 1, 1, []) for number in range(2, MAX_STREAMS + 2)), HELLO,
+    ],
     "an item of stream s: unknown_engine": [
         HELLO, Batch(1, 1, [msgspec.Raw(encode_item(VllmStep(7, 1.0, 1.0)))]),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from intakes import Fed
@@ -119,6 +120,20 @@ def test_a_silent_process_is_stalled_then_unreachable(caplog: pytest.LogCaptureF
     fed.advance(1.0)
     assert state(fed) is EngineState.OK
     assert messages(caplog) == ["engine ns/m/0 is no longer unreachable, its state is ok"]
+
+
+def test_each_of_two_engines_has_lines_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    """A server with several engines: the log's limit is one line a minute for each engine and state."""
+    fed = Fed(now=1000.0)
+    names = ["ns/m/0", "ns/m/1"]
+    fed.send_hello("core", [info(name) for name in names])
+    run(fed, 5, WORKING, msgspec.structs.replace(WORKING, engine=1))
+    fed.advance(32.0)
+    run(fed, 1, WORKING, msgspec.structs.replace(WORKING, engine=1))
+    found = [line.split()[1:5] for line in messages(caplog)]
+
+    for words in (["is", "stalled:"], ["is", "unreachable:"], ["is", "no", "longer"]):
+        assert [line[0] for line in found if line[1:][: len(words)] == words] == names
 
 
 def test_a_process_that_says_goodbye_is_stopped(caplog: pytest.LogCaptureFixture) -> None:

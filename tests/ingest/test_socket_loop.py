@@ -118,17 +118,23 @@ HOSTILE: dict[str, tuple[tuple[bytes, ...], str]] = {
         "unknown_dialect",
     ),
 }
+CODES = {"version": "version", "unknown_dialect": "over_limit"}
+"""Codes of answers to single frames, by reason; a frame that cannot be read is not sent again (S7)."""
 
 
 @pytest.mark.parametrize(("frames", "reason"), HOSTILE.values(), ids=HOSTILE.keys())
 async def test_hostile_frames_are_counted(
     frames: tuple[bytes, ...], reason: str, start: Start
 ) -> None:
-    """By reason; another peer's stream continues."""
+    """By reason, and answered; another peer's stream continues."""
     async with start() as exporter, connect(exporter) as good, connect(exporter) as bad:
         await good.send_hello()
         await bad.send(*frames)
         await until(lambda: rejected_after(exporter) == {reason: 1})
+        if len(frames) == 1:
+            answer = await bad.receive()
+            assert isinstance(answer, Nack)
+            assert answer.code == CODES.get(reason, "bad_schema")
         await good.send(batch(1, step()))
         await until(lambda: tokens(exporter) == 1)
 

@@ -116,7 +116,8 @@ async def test_nothing_is_lost_or_duplicated_or_decreases(
 async def test_pages_are_served_while_snapshots_fail(
     start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The failure is logged, senders hold their frames, and the exporter recovers."""
+    """The failure and its end are logged, senders hold their frames, and the exporter recovers."""
+    caplog.set_level("INFO", "sidestep.snapshot")
     state = tmp_path / "state"
     state.mkdir()
     async with start(state_dir=str(state)) as exporter:
@@ -131,9 +132,11 @@ async def test_pages_are_served_while_snapshots_fail(
         assert value(page, TOKENS) == 1
         assert publisher.held_bytes > 0
         assert "cannot write the snapshot" in caplog.text
+        assert "snapshots can be written again" not in caplog.text
         (state / f"{SNAPSHOT}.new").rmdir()
         await until(lambda: publisher.drained)
         assert "sidestep_snapshot_healthy 1.0" in await get(exporter.url)
+        assert caplog.text.count("snapshots can be written again") == 1
         await asyncio.to_thread(publisher.close)
 
 

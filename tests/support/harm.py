@@ -46,8 +46,8 @@ from sidestep.tracking.requests.inflight import WAITS
 from sidestep.tracking.requests.settings import RequestSettings
 
 REASONS = frozenset({
-    "bad_bounds", "bad_family", "bad_item", "bad_label", "bad_schema", "changed_dialect", "changed_family", "not_printable",
-    "multipart", "negative_counter", "over_limit", "owned_family", "throttled", "too_big",
+    "bad_bounds", "bad_family", "bad_item", "bad_label", "bad_schema", "changed_dialect", "changed_family", "id_conflict",
+    "multipart", "negative_counter", "not_printable", "over_limit", "owned_family", "throttled", "too_big",
     "unknown_dialect", "unknown_engine", "version",
 })  # fmt: skip
 HONEST = EngineInfo("honest", "vllm", {"engine": "honest", "model_name": "honest"})

@@ -176,15 +176,14 @@ class LookupEvents:
         rate = max(rate, self._least_rate) if rate else 0.0
         if (key, rate) != (self._key, self._rate):
             self._key, self._rate = key, rate
-            self._floor = ALL - int(rate * ALL)
-            self._below = min(int(rate * ALL), ALL - 1).to_bytes(HASH_BYTES, "big")
+            self._floor = floor = ALL - int(rate * ALL)
+            # At a rate of 1 every hash is below.
+            self._below = (ALL - floor).to_bytes(HASH_BYTES, "big") if floor else b"\xff" * 64
             self.restart()
         return bool(key and rate)
 
     def _places(self, hashes: Sequence[bytes]) -> list[int]:
         """Return the places of those of ``hashes`` that are in the sample."""
-        if self._rate == 1.0:
-            return [*range(len(hashes))]
         below = self._below
         return [place for place, one in enumerate(hashes) if one < below]
 
@@ -192,7 +191,7 @@ class LookupEvents:
         """Return the key of a block, from which its content cannot be recognized without the exporter's key."""
         digest = hashlib.blake2b(one, digest_size=HASH_BYTES, key=self._key).digest()
         number = int.from_bytes(digest, "big")
-        if self._rate == 1.0 or one < self._below:
+        if one < self._below:
             return self._floor + number % (ALL - self._floor)
         return number % self._floor
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from sidestep.metrics.engine import Engine
@@ -47,7 +48,7 @@ class AwakeClock:
 
     def __init__(self) -> None:
         self._pauses = 0.0
-        self._advanced_at: float | None = None
+        self._advanced_at = math.inf
 
     def read(self, now: float) -> float:
         """Return the awake time at ``now``."""
@@ -61,8 +62,6 @@ class AwakeClock:
         return pause
 
     def _pause(self, now: float) -> float:
-        if self._advanced_at is None:
-            return 0.0
         return max(now - self._advanced_at - MAX_ADVANCE, 0.0)
 
 

@@ -198,7 +198,8 @@ class Intake:
     def _log_refusals(self, message: FromSender, replies: Replies) -> None:
         for _, reply in replies:
             if isinstance(message, Hello) and isinstance(reply, Nack):
-                text = reply.detail or reply.code
+                self.reject(reply.code)
+                text = f"{reply.code}: {reply.detail}"
                 self._connections.refused(f"stream {message.stream}", reply.code, text)
 
     def _report(

@@ -220,9 +220,12 @@ class EngineState:
         return made
 
     def slo_counter(self, family: str) -> SloCounter | None:
-        """Return the SLO counter of ``family``; None where no objective names it."""
+        """Return the SLO counter of ``family``; None where no objective names it.
+
+        A dialect without latencies has no rows to count in.
+        """
         limits = self.settings.objectives.limits(family)
-        if not limits:
+        if not limits or SLO_HANDLERS[0] not in self.layout.handled:
             return None
         requests, undecided = (self.layout.handler_slot(name) for name in SLO_HANDLERS)
         return SloCounter(self.keyed[requests], self.keyed[undecided], limits)

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 from sidestep.catalog.buckets import Bounds
-from sidestep.catalog.slo import SLO_HANDLERS, SLO_REQUESTS, SLO_UNDECIDED
+from sidestep.catalog.slo import SLO_REQUESTS, SLO_UNDECIDED
 from sidestep.errors import WireError
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.engine_state import Key, Number
@@ -273,15 +273,13 @@ def _count_slo(engine: Engine, added: EngineTotals) -> None:
     """Count the observations in ``added`` for the objectives that its sender did not know."""
     if not engine.settings.objectives.names:
         return
-    if SLO_HANDLERS[0] not in engine.layout.handled:
-        # The dialect has no latencies: there is nothing to count, and no slot to count it in.
-        return
     head, totals = added.head, added.totals
     counted = {
-        child.labels[-1]
+        label
         for name, children in zip(head.keyed, totals.keyed, strict=True)
-        for child in children
         if name == SLO_REQUESTS
+        for child in children
+        for label in child.labels[-1:]
     }
     for name, bounds, buckets in zip(head.histograms, head.bounds, totals.histograms, strict=True):
         if buckets is not None:

@@ -220,7 +220,7 @@ class Receiver:
 
     def refuse_frame(self, peer: bytes, error: WireError) -> list[tuple[bytes, FromExporter]]:
         """Return the answer to a frame that could not be decoded."""
-        code = error.reason if error.reason in _CODES else "bad_schema"
+        code = error.reason if error.reason in ("version", "unauthorised") else "bad_schema"
         return self._refuse(peer, 0, code, str(error)).replies
 
     def refuse_hello(
@@ -407,8 +407,6 @@ def _grown(total: int, more: int) -> int:
     return min(total + max(more, 0), TOTAL_LIMIT)
 
 
-_CODES = ("version", "unauthorised", "over_limit", "id_conflict")
-"""Reasons that have a code of their own in a Nack."""
 _CONFLICT = "another process has this stream id; set SIDESTEP_NAMESPACE to distinguish deployments"
 
 

@@ -19,6 +19,7 @@ from sidestep.protocol.cache_lookups import (
     Lookup,
     Released,
 )
+from sidestep.tracking.kv_blocks.hot_blocks import LEAST
 from sidestep.tracking.kv_blocks.lookups import LookupSettings, LookupTracker
 from sidestep_adapters.publisher.cache_lookups import ALL, LookupEvents
 
@@ -111,6 +112,17 @@ def test_blocks_are_named_by_the_exporters_key_alone() -> None:
     assert not keys[0] & keys[2]
     assert not keys[0] & prefixes
     assert 400 < len(keys[0]) < 600
+
+
+def test_keys_of_hot_blocks_say_whether_they_are_in_the_sample() -> None:
+    """Each block of the sample stands for several, which one beside it must not."""
+    events, blocks = maker(0.25), chain(Random(1), [], 800)
+    for number in range(LEAST):
+        events.looked_up(number, 1.0, blocks, 800 * BLOCK_SIZE + 1, 0)
+    (found,) = (lookup.hot for lookup in lookups(events) if lookup.hot)
+
+    sampled = [int.from_bytes(block[:8], "big") < ALL // 4 for block in blocks[::HOT_STEP]]
+    assert [key >= ALL // 4 * 3 for key in found] == sampled
 
 
 @given(st.integers(0, 5000), st.sampled_from([0.01, 0.3, 1.0]), st.integers(0, 1 << 32))

@@ -157,6 +157,21 @@ def test_a_full_queue_drops_and_counts(tmp_path: Path, monkeypatch: pytest.Monke
     assert one.dropped == 7
 
 
+async def test_items_of_a_refused_stream_are_dropped_and_counted(start: Start) -> None:
+    """A source in the exporter has its name: what is queued then is counted, and what comes later."""
+    async with start() as exporter:
+        exporter.intake.receiver.attach("s", incarnation=99)
+        one = Publisher(exporter.endpoints[0], "s", [ENGINE], flush_interval=0.5)
+        one.push(step())
+        await until(lambda: one.refused)
+        for _ in range(QUEUE_ITEMS + 7):
+            one.push(step())
+        await asyncio.to_thread(one.close)
+        one.push(step())
+
+    assert (one.queued, one.dropped) == (0, 1 + QUEUE_ITEMS + 7 + 1)
+
+
 async def test_an_idle_engines_gauges_return_with_the_exporter(
     start: Start, tmp_path: Path
 ) -> None:
