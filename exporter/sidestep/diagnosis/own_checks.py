@@ -69,6 +69,7 @@ GAUGES = (
     "sidestep_recovered_total",
     "sidestep_snapshot_bytes",
     "sidestep_scrape_state",
+    "sidestep_engine_poll_state",
     "sidestep_scrape_left_out_samples",
     "sidestep_loop_lag_seconds",
     "sidestep_otlp_last_success_timestamp_seconds",
@@ -239,6 +240,10 @@ class OwnChecks:
                     yield code.on(", ".join(labels) or EXPORTER, f"{name} is 0")
         for (target, state), value in values.get("sidestep_scrape_state", {}).items():
             if value and state != "up":
+                yield codes.TARGET_DOWN.on(target, f"its state is {state}")
+        # A server that has not answered for 300 s, or never, has no engine that could be unreachable.
+        for (target, state), value in values.get("sidestep_engine_poll_state", {}).items():
+            if value and state == "down":
                 yield codes.TARGET_DOWN.on(target, f"its state is {state}")
         for (target, why), value in values.get("sidestep_scrape_left_out_samples", {}).items():
             if value:

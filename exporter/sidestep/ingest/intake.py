@@ -165,7 +165,7 @@ class Intake:
         self.metrics.add("sidestep_lost_items_total", received.lost)
         stream = received.stream
         if stream is None:
-            self._log_refusals(message, received.replies)
+            self._note_refusals(message, received.replies)
             return received.replies
         self.accepted += 1
         sender = f"stream {stream.id}"
@@ -195,9 +195,11 @@ class Intake:
             self.bindings.detach(stream, now)
         return received.replies
 
-    def _log_refusals(self, message: FromSender, replies: Replies) -> None:
+    def _note_refusals(self, message: FromSender, replies: Replies) -> None:
+        """Count and log a Hello that the receiver refuses, such as one of too many streams."""
         for _, reply in replies:
             if isinstance(message, Hello) and isinstance(reply, Nack):
+                self.reject(reply.code)
                 text = reply.detail or reply.code
                 self._connections.refused(f"stream {message.stream}", reply.code, text)
 
