@@ -168,6 +168,8 @@ class Intake:
             self._note_refusals(message, received.replies)
             return received.replies
         self.accepted += 1
+        if received.lost:
+            self._connections.lost(stream, received.lost)
         sender = f"stream {stream.id}"
         if received.opened:
             if placed is not None and placed.rival is not None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 import msgspec
+import pytest
 
 from exporters import MAIN_RUN, Start, until
 from pages import Family, get, parse
@@ -192,6 +193,19 @@ async def test_streams_and_their_delivery(start: Start) -> None:
         await peer.send(Bye(1, 2))
         await until(lambda: not exporter.registry.engines["s0"].feeds.streams)
         assert (await stream())["state"] == "closed"
+
+
+async def test_items_that_a_sender_no_longer_had(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The live answer counts them with those that senders dropped; the log names the stream."""
+    async with start() as exporter, connect(exporter) as peer:
+        await peer.send_hello()
+        await peer.send(Heartbeat(1, 0, 0, dropped=3))
+        await peer.send(Bye(1, 4))
+        await until(lambda: not exporter.registry.engines["s0"].feeds.streams)
+        assert (await live(exporter)).exporter.lost == 7
+    assert "stream s: 4 items are lost: its sender no longer had them" in caplog.messages
 
 
 def test_the_document_has_every_field() -> None:

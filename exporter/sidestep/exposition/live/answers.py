@@ -131,7 +131,7 @@ class ExporterHealth(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The exporter's own health.
 
     Attributes:
-        lost: Items that streams have reported as dropped, in all.
+        lost: Items that are missing from the counters: dropped by senders, or no longer had by them.
         loop_lag: Seconds by which the event loop was late.
         resident_bytes: Memory in use.
         last_scrape: Seconds since Prometheus last scraped it; None: never.
