@@ -162,14 +162,12 @@ class Intake:
     ) -> Replies:
         received = self.receiver.receive(peer, message, now, len(frame), placed)
         self.metrics.add("sidestep_duplicates_total", received.duplicates)
-        self.metrics.add("sidestep_lost_items_total", received.lost)
         stream = received.stream
         if stream is None:
             self._note_refusals(message, received.replies)
             return received.replies
+        self._count_lost(stream, received.lost)
         self.accepted += 1
-        if received.lost:
-            self._connections.lost(stream, received.lost)
         sender = f"stream {stream.id}"
         if received.opened:
             if placed is not None and placed.rival is not None:
@@ -196,6 +194,12 @@ class Intake:
         if stream.state is _CLOSED:
             self.bindings.detach(stream, now)
         return received.replies
+
+    def _count_lost(self, stream: Stream, items: int) -> None:
+        """Count items that the sender of ``stream`` no longer had, and log them."""
+        self.metrics.add("sidestep_lost_items_total", items)
+        if items:
+            self._connections.lost(stream, items)
 
     def _note_refusals(self, message: FromSender, replies: Replies) -> None:
         """Count and log a Hello that the receiver refuses, such as one of too many streams."""
