@@ -21,6 +21,7 @@ from exporters import Start, until
 from lookup_senders import serve
 from pages import get
 from ports import free_port
+from reporting_processes import process
 from sidestep.app.demo import recording
 from sidestep.engines.sglang.wire import SglangRequest, SglangRequests
 from sidestep.engines.vllm.wire import SchedulerStats, VllmStep
@@ -29,6 +30,7 @@ from sidestep.metrics.timeline import Timeline
 from sidestep.protocol.iteration_stats import FinishedRequestStats, IterationStats
 from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import EngineInfo, Heartbeat, Hello
+from sidestep.protocol.progress import Progress
 from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_tools.why.analysis import report
@@ -246,6 +248,26 @@ async def test_a_full_engine_without_requests(start: Start) -> None:
     assert "\nkv_blocks: " in text
     assert "its requests: none has ended, or it sends no request events" in text
     assert "by the tap (docs/vllm-core.md)" in text
+
+
+async def test_a_hang_without_a_live_page(start: Start) -> None:
+    """The timeline has the states of engines, so the one that hangs is first."""
+    async with (
+        start(web_disable_ui="true") as exporter,
+        process(exporter, "ns/m/0", "one", 1),
+        process(exporter, "ns/m/1", "other", 2) as hung,
+    ):
+        hung.progress = [Progress(0, steps=5, unfinished=2, step_age=200.0)]
+        url = exporter.url.removesuffix("/metrics")
+
+        async def is_stalled() -> bool:
+            return '"state":"stalled"' in await get(f"{url}/api/v1/timeline")
+
+        await until(is_stalled)
+        text = await why(url)
+
+    assert text.startswith("engine ns/m/1 (m) is stalled (step): ")
+    assert "\nstalled: " in text
 
 
 async def test_replicas_are_named_as_on_the_live_page(start: Start) -> None:

@@ -152,7 +152,7 @@ def _reports(
     """Return a report on each engine: first those that serve nobody, then by the largest cause."""
     _share_limits(timeline.engines)
     found = [
-        report(engine, timeline.limits, curves.get(engine.id, ()), rows.get(engine.id, NO_ROW))
+        report(engine, timeline.limits, curves.get(engine.id, ()), _row(engine, rows))
         for engine in timeline.engines
     ]
     return sorted(
@@ -165,6 +165,16 @@ def _reports(
             -(rows.get(each.id, NO_ROW).finished or 0.0),
         ),
     )
+
+
+def _row(engine: EngineTimeline, rows: Mapping[str, Row]) -> Row:
+    """Return the live numbers of an engine; without a live page, only whether it serves nobody."""
+    if engine.id in rows or engine.state not in GRAVE:
+        return rows.get(engine.id, NO_ROW)
+    reason = f" ({engine.reason})" if engine.reason else ""
+    cause = engine.state if engine.state == "stalled" else None
+    problem = f"is {engine.state}{reason}"
+    return Row(engine.id, attention=engine.state, problem=problem, cause=cause)
 
 
 def _share_limits(engines: Sequence[EngineTimeline]) -> None:
