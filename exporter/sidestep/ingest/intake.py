@@ -268,9 +268,10 @@ class Intake:
         self.bindings.expire(now)
         self._connections.update()
         self.registry.expire(now)
-        self._log_refused_blocks()
+        self._log_refused()
 
-    def _log_refused_blocks(self) -> None:
+    def _log_refused(self) -> None:
+        """Log which engines have more requests or KV blocks than are tracked."""
         for name, count in self.registry.refused_blocks.items():
             self._lines.warning(
                 "refused blocks",
@@ -280,6 +281,15 @@ class Intake:
                 count,
             )
         self.registry.refused_blocks.clear()
+        for name, count in self.registry.refused_requests.items():
+            self._lines.warning(
+                "refused requests",
+                "engine %r: %d requests are not tracked, --requests.max-tracked is reached;"
+                " their intervals are in no histogram: raise it",
+                name,
+                count,
+            )
+        self.registry.refused_requests.clear()
 
     def restore(self, streams: Sequence[Stream], now: float) -> None:
         """Restore streams from a snapshot; their engines expose no gauges until a stream's next Hello."""
