@@ -254,13 +254,14 @@ class Intake:
         self.metrics.add("sidestep_rejected_total", count, reason)
         log.debug("rejected: %s", reason)
 
-    def put(self, engine: Engine, item: Item) -> None:
-        """Apply an item from a source in this process."""
+    def put(self, engine: Engine, item: Item, *, is_answer: bool = True) -> None:
+        """Apply an item from a source in this process; the engine may not have answered."""
         self.applier.apply(engine, item)
         if math.isnan(engine.feeds.caught_up_at):
             # The first answer of a server has all that it has counted since the last one.
             engine.feeds.caught_up_at = self._clock()
-        engine.last_seen = self._wall()
+        if is_answer:
+            engine.last_seen = self._wall()
         self.items += 1
 
     def expire(self, now: float) -> None:
