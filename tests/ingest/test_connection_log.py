@@ -27,7 +27,7 @@ from sidestep.protocol.messages import (
     Hello,
     encode,
 )
-from sidestep.protocol.request_events import Queued, RequestEvents
+from sidestep.protocol.request_events import Event, Queued, RequestEvents
 from sidestep.telemetry.logs import _Json
 from socket_peers import batch, connect
 
@@ -273,7 +273,7 @@ async def test_requests_over_the_limit_of_those_in_flight(
 ) -> None:
     """Their latencies are missing in histograms, so the log says which engine and what to raise."""
     info = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"}, features=[ENGINE_CORE])
-    queued = [Queued(number, 1.0, 1.0, 10, "") for number in range(5)]
+    queued: list[Event] = [Queued(number, 1.0, 1.0, 10, "") for number in range(5)]
     async with start(requests_max_tracked="2") as exporter, connect(exporter) as peer:
         await peer.greet(Hello(VERSION, "s", 1, 1, 1, [info]))
         await peer.send(batch(1, RequestEvents(0, 1.0, 9, queued)))
