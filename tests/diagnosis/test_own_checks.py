@@ -18,6 +18,7 @@ import pytest
 
 from exporters import Start, until
 from pages import get
+from ports import free_port
 from publishers_of_one import publisher, step
 from reporting_processes import WORKING, process
 from sidestep.app.exporter import Exporter
@@ -33,6 +34,7 @@ from sidestep.protocol.messages import (
     Heartbeat,
     Hello,
 )
+from sidestep.protocol.receiver import MAX_STREAMS
 from sidestep.telemetry.rows import BY_NAME
 from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_tools.web_client.access import Access
@@ -73,6 +75,26 @@ async def test_a_refused_stream_has_the_remedy_of_its_reason(start: Start) -> No
         finding = await found(exporter, "SD106")
     assert finding["subject"] == "version"
     assert finding["remedy"].startswith("Install the same release of sidestep here and in")
+
+
+async def test_an_engine_beyond_the_limit_of_streams(start: Start) -> None:
+    """It is missing from every page, so a counter and a finding say that it was refused."""
+    async with start() as exporter, connect(exporter) as peer:
+        for number in range(MAX_STREAMS + 1):
+            info = EngineInfo(f"e{number}", "vllm", {"engine": str(number), "model_name": "m"})
+            await peer.send(Hello(VERSION, f"s{number}", number + 1, 1, 1, [info]))
+        finding = await found(exporter, "SD106")
+    assert finding["subject"] == "over_limit"
+    assert f"the last: stream s{MAX_STREAMS}: too many streams" in finding["text"]
+    assert exporter.metrics.value("sidestep_rejected_total", "over_limit") == 1
+
+
+async def test_a_server_of_engine_that_never_answers(start: Start) -> None:
+    """It has no engine that could be unreachable, so the server itself is named."""
+    target = f"llamacpp=http://127.0.0.1:{free_port()}"
+    async with start(engine=(target,)) as exporter:
+        finding = await found(exporter, "SD124")
+    assert (finding["subject"], finding["text"]) == (target, "its state is down")
 
 
 async def test_a_model_that_cannot_be_a_label_is_named(start: Start) -> None:

@@ -18,6 +18,7 @@ from sidestep.engines.vllm.wire import VllmStep
 from sidestep.protocol import sender
 from sidestep.protocol.limits import VERSION, printable
 from sidestep.protocol.messages import (
+    ENGINE_CORE,
     VERSIONS,
     Batch,
     Bye,
@@ -27,7 +28,9 @@ from sidestep.protocol.messages import (
     encode,
 )
 from sidestep.protocol.receiver import MAX_STREAMS
+from sidestep.protocol.request_events import Event, Queued, RequestEvents
 from sidestep.telemetry.logs import _Json
+from socket_peers import batch, connect
 
 NAMES = "sidestep.ingest.connection_log", "sidestep.ingest.health"
 RELEASES = {"vllm": "0.32.0", "sidestep": "0.1.0"}
@@ -267,3 +270,19 @@ async def test_an_exporter_without_engines_says_how_to_connect_one(
         await until(lambda: expected in caplog.text)
 
     assert "`sidestep doctor`" in caplog.text
+
+
+async def test_requests_over_the_limit_of_those_in_flight(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their latencies are missing in histograms, so the log says which engine and what to raise."""
+    info = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"}, features=[ENGINE_CORE])
+    queued: list[Event] = [Queued(number, 1.0, 1.0, 10, "") for number in range(5)]
+    async with start(requests_max_tracked="2") as exporter, connect(exporter) as peer:
+        await peer.greet(Hello(VERSION, "s", 1, 1, 1, [info]))
+        await peer.send(batch(1, RequestEvents(0, 1.0, 9, queued)))
+        line = (
+            "engine 'e': 3 requests are not tracked, --requests.max-tracked is reached; their intervals"
+            " are in no histogram: raise it"
+        )
+        await until(lambda: line in caplog.messages)

@@ -86,12 +86,16 @@ async def view(
 
 
 async def test_first_screen() -> None:
-    """The screen has the verdict, the sums, and a line for each engine; 0 is not unknown."""
+    """The screen has the verdict, the sums, and a line for each engine; 0 is not unknown.
+
+    A rank that repeats the requests of another one is not in the sums.
+    """
     quiet = engine(2, waiting=None, running=0.0, ttft=None, state=None)
-    async with view(Reports(engine(1), quiet)) as screen:
-        assert "● all 2 engines are well: requests running 11, waiting 1" in screen.text
+    rank = engine(3, summed=False)
+    async with view(Reports(engine(1), quiet, rank)) as screen:
+        assert "● all 3 engines are well: requests running 11, waiting 1" in screen.text
         assert "running 11  waiting 1  tokens/s 2.00k in 1.00k out" in screen.text
-        one, two = (line for line in screen.lines if "pod-" in line)
+        one, two, _ = (line for line in screen.lines if "pod-" in line)
         assert one.split()[:8] == [">●", "pod-1", "ok", "11", "1", "1.00k", "501", "200ms"]
         assert two.split()[:7] == ["pod-2", "--", "0", "--", "1.00k", "502", "--"]
 

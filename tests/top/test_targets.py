@@ -7,6 +7,7 @@ import json
 import re
 import ssl
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -20,6 +21,7 @@ from sidestep.catalog.page_reader import Reading, read_page
 from sidestep.errors import ConfigError
 from sidestep.exposition.live.answers import EngineRow
 from sidestep.exposition.live.increases import Increases
+from sidestep.protocol.progress import Progress
 from sidestep_tools.top.report import TargetReport
 from sidestep_tools.top.targets import Target, Targets
 from sidestep_tools.web_client import fetch
@@ -245,6 +247,32 @@ async def test_an_exporter(settings: dict[str, str], start: Start) -> None:
                 return [(row.engine, row.state) for row in found.engines] == [("ns/m/0", "ok")]
 
             await until(has_state, 10.0, "the engine with its state")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"web_default_view": "pod"},
+        {"metrics_drop_label": ("engine",)},
+        {"metrics_drop_label": ("model_name",)},
+    ],
+)
+async def test_a_page_whose_engines_are_merged(settings: dict[str, Any], start: Start) -> None:
+    """A hang is in the verdict although the page has no series of the engine alone."""
+    async with (
+        start(web_disable_ui="true", **settings) as exporter,
+        process(exporter, "ns/m/0", "one", 1),
+        process(exporter, "ns/m/1", "other", 2) as hung,
+    ):
+        hung.progress = [Progress(0, steps=5, unfinished=2, step_age=200.0)]
+        url = exporter.url.removesuffix("/metrics")
+        async with Targets([url]).connected() as polled:
+
+            async def is_critical() -> bool:
+                found = await polled.poll()
+                return found.verdict.level == "critical" and " is stalled: " in found.verdict.text
+
+            await until(is_critical, 10.0, "the hang in the verdict")
 
 
 async def test_tls(tmp_path: Path) -> None:

@@ -21,12 +21,16 @@ from exporters import Start, until
 from lookup_senders import serve
 from pages import get
 from ports import free_port
+from reporting_processes import process
 from sidestep.app.demo import recording
 from sidestep.engines.sglang.wire import SglangRequest, SglangRequests
 from sidestep.engines.vllm.wire import SchedulerStats, VllmStep
 from sidestep.errors import ConfigError
 from sidestep.metrics.timeline import Timeline
-from sidestep.protocol.messages import EngineInfo
+from sidestep.protocol.iteration_stats import FinishedRequestStats, IterationStats
+from sidestep.protocol.limits import VERSION
+from sidestep.protocol.messages import EngineInfo, Heartbeat, Hello
+from sidestep.protocol.progress import Progress
 from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_tools.why.analysis import report
@@ -37,6 +41,7 @@ from sidestep_tools.why.timeline import EngineTimeline, Record
 from sidestep_tools.why.timeline import Timeline as Read
 from sidestep_tools.why.trace import trace
 from slow_engines import INFO, Load, connected, fed
+from socket_peers import batch, connect
 
 SLOW = {
     "front_end_in": Load(front_end=1.0),
@@ -241,8 +246,55 @@ async def test_a_full_engine_without_requests(start: Start) -> None:
 
     assert text.startswith("engine 0 (m) is full: 7 requests wait, KV cache 99% in use: neither ")
     assert "\nkv_blocks: " in text
-    assert "no request has ended" in text
+    assert "its requests: none has ended, or it sends no request events" in text
     assert "by the tap (docs/vllm-core.md)" in text
+
+
+async def test_a_hang_without_a_live_page(start: Start) -> None:
+    """The timeline has the states of engines, so the one that hangs is first."""
+    async with (
+        start(web_disable_ui="true") as exporter,
+        process(exporter, "ns/m/0", "one", 1),
+        process(exporter, "ns/m/1", "other", 2) as hung,
+    ):
+        hung.progress = [Progress(0, steps=5, unfinished=2, step_age=200.0)]
+        url = exporter.url.removesuffix("/metrics")
+
+        async def is_stalled() -> bool:
+            return '"state":"stalled"' in await get(f"{url}/api/v1/timeline")
+
+        await until(is_stalled)
+        text = await why(url)
+
+    assert text.startswith("engine ns/m/1 (m) is stalled (step): ")
+    assert "\nstalled: " in text
+
+
+async def test_replicas_are_named_as_on_the_live_page(start: Start) -> None:
+    """Replicas have the same label, and only their identities tell them apart; the busiest is first."""
+    labels = {"engine": "0", "model_name": "m"}
+    ended = IterationStats(finished_requests=[FinishedRequestStats(e2e_latency=0.2)])
+    async with start() as exporter, connect(exporter) as peer:
+        infos = [EngineInfo(f"{name}/m/0", "vllm", labels) for name in ("a", "b")]
+        await peer.greet(Hello(VERSION, "s", 1, 1, 1, infos))
+        url = exporter.url.removesuffix("/metrics")
+        seq = 0
+
+        async def has_ended() -> bool:
+            nonlocal seq
+            seq += 1
+            await peer.send(batch(seq, VllmStep(1, 1.0, 1.0, None, ended)))
+            await peer.send(Heartbeat(1, seq, 0))
+            rows = json.loads(await get(f"{url}/api/v1/live"))["engines"]
+            return any(row["id"] == "b/m/0" and row["finished"] for row in rows)
+
+        await until(has_ended)
+        both, one = await why(url), await why(url, "--engine", "a/m/0")
+        neither = await asyncio.to_thread(sidestep, "why", url, "--engine", "0")
+
+    assert both.startswith("engine b/m/0 (m)")
+    assert one.startswith("engine a/m/0 (m)")
+    one_line(neither, 2, "--engine 0: there is no such engine; known: a/m/0, b/m/0")
 
 
 async def test_an_sglang_tokenizer_has_its_schedulers_limits(start: Start) -> None:

@@ -58,11 +58,12 @@ class TritonState(ServerState):
             now,
             Family("sidestep_triton_state", "gauge", ["state"], states),
             Family("sidestep_triton_polls_total", "counter", ["outcome"], polls),
+            is_answer=False,
         )
 
-    def _apply(self, now: float, *families: Family) -> None:
+    def _apply(self, now: float, *families: Family, is_answer: bool = True) -> None:
         try:
-            self._feed.apply(self._server, Samples(0, now, list(families)))
+            self._feed.apply(self._server, Samples(0, now, list(families)), is_answer=is_answer)
         except WireError as error:
             self._feed.intake.reject(error.reason)
             self._lines.warning(

@@ -246,7 +246,7 @@ STATE, STALLED, STEP_AGE = (
     "sidestep_engine_stalled_seconds",
     "sidestep_engine_step_age_seconds",
 )
-"""Health of vLLM's engines, on the page of a sidestep exporter."""
+"""Health of engines, on the page of a sidestep exporter."""
 
 _TRTLLM, _DYNAMO, _LMCACHE, _TGI = (
     "TensorRT-LLM's source of 2026-09 (pre-releases of 1.4)",

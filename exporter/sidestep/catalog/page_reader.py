@@ -18,6 +18,8 @@ from sidestep.catalog.engine_pages import (
 )
 from sidestep.protocol.limits import VALUE_LIMIT
 
+STATES = ("stalled", "unreachable", "slow", "ok", "idle", "starting", "asleep", "stopped")
+"""States of docs/health.md, the worst first; those that serve before those that do not."""
 WANTED = NAMES | {STATE, STALLED, STEP_AGE}
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 _ESCAPED = re.compile(r"\\(.)")
@@ -178,18 +180,21 @@ def _buckets(names: tuple[str, ...], own: Samples) -> Buckets | None:
 def _health(
     page: EnginePage, key: tuple[str, ...], all_: Samples
 ) -> tuple[str | None, str | None, float | None, float | None]:
-    """Return state, reason, seconds without progress and age of the step, from an exporter's page."""
+    """Return state, reason, seconds without progress and age of the step, from an exporter's page.
+
+    A replica without a state of its own, such as one of the pod view, has the worst of its model.
+    """
     names = (page.model, *page.replica)
 
     def own(name: str) -> list[PageSample]:
         found = all_.get(name, ())
-        return [s for s in found if key == tuple(s.labels.get(label, "") for label in names)]
+        exact = [s for s in found if key == tuple(s.labels.get(label, "") for label in names)]
+        return exact or [s for s in found if key[0] in ("", s.labels.get("model_name"))]
 
-    if "engine" not in page.replica:
-        return None, None, None, None
-    state = next((s.labels.get("state") for s in own(STATE) if s.value), None)
-    stalled = next(iter(own(STALLED)), None)
-    step_age = next(iter(own(STEP_AGE)), None)
+    states = {s.labels.get("state", "") for s in own(STATE) if s.value}
+    state = next((each for each in STATES if each in states), None)
+    stalled = max(own(STALLED), key=lambda s: s.value, default=None)
+    step_age = max(own(STEP_AGE), key=lambda s: s.value, default=None)
     return (
         state,
         None if stalled is None else stalled.labels.get("reason"),

@@ -65,10 +65,15 @@ EXPECTED: Mapping[str, Code] = {
     "sidestep_subscription_connected": codes.SUBSCRIPTION,
 }
 """Gauges that are 1 while all is well."""
+TARGET_STATES: Mapping[str, tuple[str, ...]] = {
+    "sidestep_scrape_state": ("stale", "down"),
+    # A server that has not answered for 300 s, or never, has no engine that could be unreachable.
+    "sidestep_engine_poll_state": ("down",),
+}
+"""States of polled servers that are a finding."""
 GAUGES = (
     "sidestep_recovered_total",
     "sidestep_snapshot_bytes",
-    "sidestep_scrape_state",
     "sidestep_scrape_left_out_samples",
     "sidestep_loop_lag_seconds",
     "sidestep_otlp_last_success_timestamp_seconds",
@@ -237,9 +242,8 @@ class OwnChecks:
             for labels, value in values.get(name, {}).items():
                 if value == 0:
                     yield code.on(", ".join(labels) or EXPORTER, f"{name} is 0")
-        for (target, state), value in values.get("sidestep_scrape_state", {}).items():
-            if value and state != "up":
-                yield codes.TARGET_DOWN.on(target, f"its state is {state}")
+        for target, state in self._failing_targets():
+            yield codes.TARGET_DOWN.on(target, f"its state is {state}")
         for (target, why), value in values.get("sidestep_scrape_left_out_samples", {}).items():
             if value:
                 yield codes.TARGET_LINES.on(target, f"{value:.0f} samples or lines: {why}")
@@ -252,6 +256,13 @@ class OwnChecks:
         lag = values.get("sidestep_loop_lag_seconds", {}).get((), 0.0)
         if lag >= LATE_SECONDS:
             yield codes.LOOP_LAG.on(EXPORTER, f"the event loop was {lag:.1f} s late")
+
+    def _failing_targets(self) -> Iterator[tuple[str, str]]:
+        """Yield each polled server that does not answer, and its state."""
+        for name, samples in self._values((*TARGET_STATES,)).items():
+            for (target, state), value in samples.items():
+                if value and state in TARGET_STATES[name]:
+                    yield target, state
 
     def _receiver(self, pushed_at: float) -> Iterator[Finding]:
         """Yield a finding if the OTLP receiver has accepted nothing since ``pushed_at``."""

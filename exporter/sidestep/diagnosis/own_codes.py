@@ -101,9 +101,10 @@ NOT_SCRAPED = Code("SD123", "warning", "Prometheus does not scrape the exporter"
     "No request with Prometheus's header has arrived within five minutes.",
     "Add the exporter to a scrape job (deploy/prometheus.yml, or the PodMonitor), and look at"
     " Prometheus' page of targets.")
-TARGET_DOWN = Code("SD124", "error", "A scraped target does not answer",
-    "It is away, slow or denies access.",
-    "Open its address from the exporter's host; sidestep_scrape_polls_total has the outcome.")
+TARGET_DOWN = Code("SD124", "error", "A polled server does not answer",
+    "A target of --scrape or a server of --engine is away, slow or denies access.",
+    "Open its address from the exporter's host; sidestep_scrape_polls_total or"
+    " sidestep_engine_polls_total has the outcome.")
 TARGET_LINES = Code("SD125", "warning", "Samples of a scraped target are not exposed",
     "Its page has unreadable lines, or names that another engine or the exporter has.",
     "sidestep_scrape_left_out_samples has the reason; see scrape.md.")

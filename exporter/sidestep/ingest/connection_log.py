@@ -106,6 +106,16 @@ class ConnectionLog:
             fields={"event": "conflict", "id": stream.id, "other": rival.id},
         )
 
+    def lost(self, stream: Stream, items: int) -> None:
+        """Log that the sender of ``stream`` no longer had items that are not applied."""
+        self._lines.warning(
+            f"lost {stream.id}",
+            "stream %s: %d items are lost: its sender no longer had them",
+            stream.id,
+            items,
+            fields={"event": "lost", "sender": stream.id},
+        )
+
     def update(self) -> None:
         """Log what has changed; call it about once a second."""
         for engine in self._registry.engines.values():

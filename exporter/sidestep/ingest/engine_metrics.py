@@ -37,7 +37,7 @@ def read_metrics(
     read("sidestep_engine_restarts_total", engines.reading(lambda engine: engine.restarts))
     read(
         "sidestep_engine_last_seen_timestamp_seconds",
-        engines.reading(lambda engine: engine.last_seen),
+        engines.samples(lambda engine: [((), engine.last_seen)] if engine.last_seen else []),
     )
     read(
         "sidestep_engine_missing_fields",

@@ -162,11 +162,11 @@ class Intake:
     ) -> Replies:
         received = self.receiver.receive(peer, message, now, len(frame), placed)
         self.metrics.add("sidestep_duplicates_total", received.duplicates)
-        self.metrics.add("sidestep_lost_items_total", received.lost)
         stream = received.stream
         if stream is None:
-            self._log_refusals(message, received.replies)
+            self._note_refusals(message, received.replies)
             return received.replies
+        self._count_lost(stream, received.lost)
         self.accepted += 1
         sender = f"stream {stream.id}"
         if received.opened:
@@ -195,7 +195,14 @@ class Intake:
             self.bindings.detach(stream, now)
         return received.replies
 
-    def _log_refusals(self, message: FromSender, replies: Replies) -> None:
+    def _count_lost(self, stream: Stream, items: int) -> None:
+        """Count items that the sender of ``stream`` no longer had, and log them."""
+        self.metrics.add("sidestep_lost_items_total", items)
+        if items:
+            self._connections.lost(stream, items)
+
+    def _note_refusals(self, message: FromSender, replies: Replies) -> None:
+        """Count and log a Hello that the receiver refuses, such as one of too many streams."""
         for _, reply in replies:
             if isinstance(message, Hello) and isinstance(reply, Nack):
                 self.reject(reply.code)
@@ -247,13 +254,14 @@ class Intake:
         self.metrics.add("sidestep_rejected_total", count, reason)
         log.debug("rejected: %s", reason)
 
-    def put(self, engine: Engine, item: Item) -> None:
-        """Apply an item from a source in this process."""
+    def put(self, engine: Engine, item: Item, *, is_answer: bool = True) -> None:
+        """Apply an item from a source in this process; the engine may not have answered."""
         self.applier.apply(engine, item)
         if math.isnan(engine.feeds.caught_up_at):
             # The first answer of a server has all that it has counted since the last one.
             engine.feeds.caught_up_at = self._clock()
-        engine.last_seen = self._wall()
+        if is_answer:
+            engine.last_seen = self._wall()
         self.items += 1
 
     def expire(self, now: float) -> None:
@@ -261,9 +269,10 @@ class Intake:
         self.bindings.expire(now)
         self._connections.update()
         self.registry.expire(now)
-        self._log_refused_blocks()
+        self._log_refused()
 
-    def _log_refused_blocks(self) -> None:
+    def _log_refused(self) -> None:
+        """Log which engines have more requests or KV blocks than are tracked."""
         for name, count in self.registry.refused_blocks.items():
             self._lines.warning(
                 "refused blocks",
@@ -273,6 +282,15 @@ class Intake:
                 count,
             )
         self.registry.refused_blocks.clear()
+        for name, count in self.registry.refused_requests.items():
+            self._lines.warning(
+                "refused requests",
+                "engine %r: %d requests are not tracked, --requests.max-tracked is reached;"
+                " their intervals are in no histogram: raise it",
+                name,
+                count,
+            )
+        self.registry.refused_requests.clear()
 
     def restore(self, streams: Sequence[Stream], now: float) -> None:
         """Restore streams from a snapshot; their engines expose no gauges until a stream's next Hello."""

@@ -82,8 +82,10 @@ class ServerFeed(Feed):
         """Engines of the stream by identity, including those from a snapshot."""
         return {info.id: info for info in self._stream.engines}
 
-    def apply(self, info: EngineInfo, item: Item) -> None:
+    def apply(self, info: EngineInfo, item: Item, *, is_answer: bool = True) -> None:
         """Apply ``item`` to the engine of ``info``, binding the engine if needed.
+
+        Unless it ``is_answer``, the item is about the server and not from it.
 
         Raises:
             WireError: The engine is over a limit, or the item contradicts itself.
@@ -99,7 +101,7 @@ class ServerFeed(Feed):
             engine = self._engines[info.id] = self.intake.bindings.bind(self._stream, info)
         engine.feeds.seen_at = max(engine.feeds.seen_at, item.stamp)
         engine.live = True
-        self.intake.put(engine, item)
+        self.intake.put(engine, item, is_answer=is_answer)
 
     def report(self, engine: str, progress: Progress, now: float) -> None:
         """Report the progress of ``engine``, unless it is not bound."""

@@ -80,6 +80,7 @@ class Registry(ExposedEngines):
 
     Attributes:
         refused_blocks: KV blocks that were refused at the capacity, by engine; logged and cleared.
+        refused_requests: Requests that were refused at the capacity, likewise.
         sample_groups: Groups of parallel samples, which may be spread over engines.
         hand_overs: Requests that an engine has handed over to another.
         has_exemplars: Whether a histogram has had exemplars.
@@ -106,6 +107,7 @@ class Registry(ExposedEngines):
         """Delete all engines."""
         super().clear()
         self.refused_blocks: Counter[str] = Counter()
+        self.refused_requests: Counter[str] = Counter()
         self.sample_groups = SampleGroups()
         self.hand_overs = HandOvers()
 

@@ -74,7 +74,7 @@ CONTENTS = (
         "retired": "SavedEngine.is_exposed SavedEngine.totals",
         "limited": "SavedProcess.limited", "sample_groups": "GroupState",
     }, "layouts series tracking accounting reserved is_exposed wall has_exemplars version _label_keys parts"
-        " quota refused_blocks hand_overs"),
+        " quota refused_blocks refused_requests hand_overs"),
     Held(Engine, _same("Totals", "created restarts gauge_stamp last_seen") | {
         "id": "Head.engine", "layout": "Head.engine", "labels": "Head.engine SavedEngine.has_origin",
         "description": "Head.engine Head.core_info", "values": "Head.scalars Totals.scalars",

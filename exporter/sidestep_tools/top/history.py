@@ -64,8 +64,12 @@ class History:
 
 
 def totals(entries: Sequence[Entry]) -> EngineSample:
-    """Return sums over all engines with current numbers, and their highest shares and latencies."""
-    samples = [_sample(entry.row) for entry in entries if entry.row and entry.error is None]
+    """Return sums over all engines with current numbers, and their highest shares and latencies.
+
+    Engines whose requests another one reports too are left out, as in an exporter's own sums.
+    """
+    rows = [entry.row for entry in entries if entry.row and entry.error is None]
+    samples = [_sample(row) for row in rows if row.summed]
     found: list[float | None] = []
     for index, trend in enumerate(TRENDS):
         known = [value for sample in samples if (value := sample[index]) is not None]

@@ -323,8 +323,10 @@ def _unseen(
 ) -> Iterator[str]:
     if not engine.requests and row.finished:
         yield "its requests: it sends no request events (docs/requests.md)"
-    elif not engine.requests:
+    elif not engine.requests and engine.steps.end:
         yield "no request has ended"
+    elif not engine.requests:
+        yield "its requests: none has ended, or it sends no request events (docs/requests.md)"
     elif len(divided) < MIN_REQUESTS:
         yield f"the time of only {len(divided)} requests is known, too few to name a cause"
     if not binding:

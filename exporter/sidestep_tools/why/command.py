@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -127,11 +128,19 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _only(timeline: Timeline, name: str) -> Timeline:
-    """Return the timeline of the engine of this name or identity, or of all without a name."""
-    engines = [each for each in timeline.engines if name in ("", each.engine, each.id)]
+    """Return the timeline of the engine of this name or identity, or of all without a name.
+
+    Replicas have the same label ``engine``: their name is their identity, as on the live page.
+    """
+    named = Counter(each.engine for each in timeline.engines)
+    known = [
+        each if named[each.engine] == 1 else msgspec.structs.replace(each, engine=each.id)
+        for each in timeline.engines
+    ]
+    engines = [each for each in known if name in ("", each.engine, each.id)]
     if name and not engines:
-        known = ", ".join(each.id for each in timeline.engines[:10]) or "none"
-        raise ConfigError(f"--engine {name}: there is no such engine; known: {known}")
+        ids = ", ".join(each.id for each in known[:10]) or "none"
+        raise ConfigError(f"--engine {name}: there is no such engine; known: {ids}")
     return Timeline(engines=engines, limits=timeline.limits)
 
 
@@ -143,7 +152,7 @@ def _reports(
     """Return a report on each engine: first those that serve nobody, then by the largest cause."""
     _share_limits(timeline.engines)
     found = [
-        report(engine, timeline.limits, curves.get(engine.id, ()), rows.get(engine.id, NO_ROW))
+        report(engine, timeline.limits, curves.get(engine.id, ()), _row(engine, rows))
         for engine in timeline.engines
     ]
     return sorted(
@@ -153,8 +162,19 @@ def _reports(
             -max((cause.seconds for cause in each.causes), default=-1.0),
             not each.problem,
             -each.requests,
+            -(rows.get(each.id, NO_ROW).finished or 0.0),
         ),
     )
+
+
+def _row(engine: EngineTimeline, rows: Mapping[str, Row]) -> Row:
+    """Return the live numbers of an engine; without a live page, only whether it serves nobody."""
+    if engine.id in rows or engine.state not in GRAVE:
+        return rows.get(engine.id, NO_ROW)
+    reason = f" ({engine.reason})" if engine.reason else ""
+    cause = engine.state if engine.state == "stalled" else None
+    problem = f"is {engine.state}{reason}"
+    return Row(engine.id, attention=engine.state, problem=problem, cause=cause)
 
 
 def _share_limits(engines: Sequence[EngineTimeline]) -> None:

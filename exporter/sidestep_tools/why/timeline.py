@@ -83,6 +83,8 @@ class EngineTimeline(msgspec.Struct, kw_only=True):
     """The steps and the requests of one engine.
 
     Attributes:
+        state: A state of docs/health.md; None: not known.
+        reason: Why it is slow or stalled.
         limit_seconds: Time by limit, of an engine that counts it without steps.
     """
 
@@ -90,6 +92,8 @@ class EngineTimeline(msgspec.Struct, kw_only=True):
     engine: str = ""
     model: str = ""
     dialect: str = ""
+    state: str | None = None
+    reason: str | None = None
     limit_seconds: dict[str, float] = {}
     steps: Steps = msgspec.field(default_factory=Steps)
     requests: list[Record] = []

@@ -191,6 +191,19 @@ async def test_a_reload_before_the_configuration_is_known_is_remembered(
         await until(lambda: page.served == {"a/1": 11})
 
 
+async def test_a_server_that_is_away_is_not_seen(start: Start) -> None:
+    """The state that the exporter itself exports of a server is no item of the server."""
+    name = "sidestep_engine_last_seen_timestamp_seconds"
+    async with polled_model(start) as (server, page):
+        await server.stop()
+        await until(lambda: page.state == "down")
+        (before,) = page.own(name).values()
+        polls = page.polls["unreachable"]
+        await until(lambda: page.polls["unreachable"] >= polls + 3)
+
+        assert page.own(name) == {(f"triton/{server.url}", "", ""): before}
+
+
 async def test_a_restarted_server_keeps_its_totals(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -5,24 +5,30 @@ from __future__ import annotations
 import asyncio
 import gc
 import gzip
+import json
 import logging
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import msgspec
+import pytest
 
+from command_line import sidestep
 from exporters import MAIN_RUN, Start, until
 from pages import Family, get, parse
 from sidestep import __version__
 from sidestep.app.exporter import Exporter
+from sidestep.engines.sglang.wire import QueueCount, SglangSchedulerStats, SglangStats
 from sidestep.engines.vllm.wire import SchedulerStats as VllmStats
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.exposition.live import answers
 from sidestep.exposition.live.answers import HistoryAnswer, Live
 from sidestep.exposition.live.view import LiveView
 from sidestep.protocol.iteration_stats import IterationStats
-from sidestep.protocol.messages import Bye, Heartbeat
+from sidestep.protocol.limits import VERSION
+from sidestep.protocol.messages import CORE, Bye, EngineInfo, Heartbeat, Hello
+from sidestep.protocol.progress import Progress
 from sidestep_adapters.recording.replay import Replay
 from socket_peers import batch, connect
 
@@ -126,6 +132,33 @@ async def test_the_answer_equals_the_metrics_page(start: Start) -> None:
     assert 0 <= after.exporter.last_scrape < 10
 
 
+async def test_ranks_with_the_same_requests_count_once_in_all_outputs(start: Start) -> None:
+    """The pod view, the live page's total, and the verdicts of the page and of ``top`` are equal."""
+    ranks = {"model_name": "m", "engine_type": "unified", "pp_rank": "0", "moe_ep_rank": "0"}
+    infos = [
+        EngineInfo(f"h/m/tp{tp}", "sglang", {**ranks, "tp_rank": str(tp)}, role=CORE)
+        for tp in range(2)
+    ]
+    state = SglangSchedulerStats(num_running_reqs=QueueCount(4), num_queue_reqs=QueueCount(2))
+    async with start() as exporter, connect(exporter) as peer:
+        await peer.greet(Hello(VERSION, "s", 1, 1, 1, infos))
+        await peer.send(batch(1, *(SglangStats(tp, 1.0, 1.0, state) for tp in range(2))))
+        idle = [Progress(tp, steps=5, unfinished=2) for tp in range(2)]
+        await peer.send(Heartbeat(1, 2, 0, progress=idle))
+        await until(lambda: all(e.is_up for e in exporter.registry.engines.values()))
+        await until(lambda: exporter.intake.items == 2)
+        found = await newer(exporter)
+        pod = parse(await get(f"{exporter.url}/pod"))
+        top = await asyncio.to_thread(sidestep, "top", "--json", base(exporter))
+
+    (running,) = pod["sglang:num_running_reqs"].samples.values()
+    assert found.total is not None
+    assert found.total.running == running == 4
+    assert [row.summed for row in found.engines] == [True, False]
+    assert found.verdict.text == "all 2 engines are well: requests running 4, waiting 2"
+    assert json.loads(top.stdout)["verdict"]["text"] == found.verdict.text
+
+
 async def test_viewers_share_an_answer(start: Start) -> None:
     """The answer is rendered once a second at most, and compressed for clients that accept that."""
     async with start() as exporter:
@@ -192,6 +225,19 @@ async def test_streams_and_their_delivery(start: Start) -> None:
         await peer.send(Bye(1, 2))
         await until(lambda: not exporter.registry.engines["s0"].feeds.streams)
         assert (await stream())["state"] == "closed"
+
+
+async def test_items_that_a_sender_no_longer_had(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The live answer counts them with those that senders dropped; the log names the stream."""
+    async with start() as exporter, connect(exporter) as peer:
+        await peer.send_hello()
+        await peer.send(Heartbeat(1, 0, 0, dropped=3))
+        await peer.send(Bye(1, 4))
+        await until(lambda: not exporter.registry.engines["s0"].feeds.streams)
+        assert (await live(exporter)).exporter.lost == 7
+    assert "stream s: 4 items are lost: its sender no longer had them" in caplog.messages
 
 
 def test_the_document_has_every_field() -> None:

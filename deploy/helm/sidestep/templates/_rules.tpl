@@ -595,13 +595,13 @@ groups:
           dashboard_url: "https://grafana.example/d/sidestep-sidestep?var-instance={{ $labels.instance | urlquery }}"
           live_page_url: "http://{{ $labels.instance }}/"
       - alert: SidestepScrapeTargetDown
-        expr: sidestep_scrape_state{state="down"} == 1
+        expr: sidestep_scrape_state{state="down"} == 1 or sidestep_engine_poll_state{state="down"} == 1
         for: 5m
         labels: {severity: warning}
         annotations:
-          summary: "{{ $labels.instance }}: {{ $labels.target }} cannot be scraped"
+          summary: "{{ $labels.instance }}: {{ $labels.target }} does not answer"
           description: >-
-            The target's families are missing from the exporter's page.
+            The families of this target of --scrape, or server of --engine, are missing from the exporter's page.
           runbook_url: https://sidestep.example/docs/runbooks/SidestepScrapeTargetDown.md
           dashboard_url: "https://grafana.example/d/sidestep-sidestep?var-instance={{ $labels.instance | urlquery }}"
           live_page_url: "http://{{ $labels.instance }}/"

@@ -260,6 +260,8 @@ class EventHandlers(Handlers):
         """Count requests whose intervals cannot all be known, by reason."""
         for reason, count in found.items():
             self.registry.add(engine, self._untracked, reason, count)
+            if reason == "capacity":
+                self.registry.refused_requests[engine.id] += count
 
     def abandon_blocks(self, engine: Engine) -> None:
         """Stop tracking all blocks, since their events were folded or are no longer sent."""

@@ -69,6 +69,7 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         parts: Seconds of the requests that ended within the window by part, which sum to their latency.
         stack: Frames of the thread that makes no progress, the innermost last.
         own: Numbers that only engines of its kind have, by name.
+        summed: Whether sums over all engines include it; not where another one has the same requests.
     """
 
     id: str
@@ -105,6 +106,7 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     parts: dict[str, float] | None = None
     stack: list[str] | None = None
     own: dict[str, float | None] | None = None
+    summed: bool = True
 
 
 class Verdict(msgspec.Struct, frozen=True, gc=False):
@@ -131,7 +133,7 @@ class ExporterHealth(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The exporter's own health.
 
     Attributes:
-        lost: Items that streams have reported as dropped, in all.
+        lost: Items that are missing from the counters: dropped by senders, or no longer had by them.
         loop_lag: Seconds by which the event loop was late.
         resident_bytes: Memory in use.
         last_scrape: Seconds since Prometheus last scraped it; None: never.

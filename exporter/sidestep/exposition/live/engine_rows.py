@@ -102,7 +102,7 @@ class Rows:
         is_summed: bool,
     ) -> None:
         """Add the row of an engine, what it has counted, and where its time went."""
-        self.rows.append(row)
+        self.rows.append(row if is_summed else msgspec.structs.replace(row, summed=False))
         if is_summed:
             self.summed.append(row)
             self.spent.append(spent)

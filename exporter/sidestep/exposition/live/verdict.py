@@ -122,13 +122,19 @@ def _verdict(rows: Sequence[EngineRow], worst: _Problem | None) -> Verdict:
         stopped = f"{len(rows)} engine{'s have' if len(rows) > 1 else ' has'} stopped"
         is_stopped = idle.keys() == {EngineState.STOPPED.value}
         return Verdict(None, stopped if is_stopped else f"no engine serves requests: {rest}")
-    running = sum(row.running or 0 for row in serving)
-    waiting = sum(row.waiting or 0 for row in serving)
-    return Verdict(
-        "ok",
-        f"{_well(len(serving), len(rows))}{rest and f', {rest}'}:"
-        f" requests running {running:.0f}, waiting {waiting:.0f}",
-    )
+    well = f"{_well(len(serving), len(rows))}{rest and f', {rest}'}"
+    requests = _requests([row for row in serving if row.summed])
+    return Verdict("ok", f"{well}: requests {requests}" if requests else well)
+
+
+def _requests(rows: Sequence[EngineRow]) -> str:
+    """Return the sums of running and waiting requests, as far as an engine reports them."""
+    sums = []
+    for name in ("running", "waiting"):
+        known = [number for row in rows if (number := getattr(row, name)) is not None]
+        if known:
+            sums.append(f"{name} {sum(known):.0f}")
+    return ", ".join(sums)
 
 
 def _well(serving: int, engines: int) -> str:

@@ -303,7 +303,8 @@ class LiveView:
             items_per_second=(
                 (self._intake.items - items) / (now - since) if now - since >= MIN_SECONDS else None
             ),
-            lost=sum(stream.dropped for stream in self._intake.receiver.streams.values()),
+            lost=int(self._intake.metrics.value("sidestep_lost_items_total"))
+            + sum(stream.dropped for stream in self._intake.receiver.streams.values()),
             loop_lag=numbers.get("sidestep_loop_lag_seconds", 0.0),
             resident_bytes=resident(),
             uptime=now - self._started,

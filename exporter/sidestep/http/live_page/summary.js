@@ -25,13 +25,13 @@ export function showExporter(live) {
   const engines = live.engines.length;
   setText(byId("engine-count"), `${count(engines)} engine${engines === 1 ? "" : "s"}`);
   const memory = exporter.resident_bytes ? bytes(exporter.resident_bytes) : UNKNOWN;
-  const lost = exporter.lost ? `, ${count(exporter.lost)} items dropped` : "";
+  const lost = exporter.lost ? `, ${count(exporter.lost)} items lost` : "";
   setText(byId("exporter-line"), `version ${live.version}, up for ${age(exporter.uptime)}, ${memory}${lost}`);
   setFacts(byId("exporter"), [
     ["Ingest endpoints", exporter.endpoints.join(", ") || "none"],
     ["Connected streams", count(exporter.streams)],
     ["Items applied per second", count(exporter.items_per_second)],
-    ["Items that senders dropped", count(exporter.lost)],
+    ["Items lost", count(exporter.lost)],
     ["Exposed series", count(exporter.series)],
     ["Event loop delay", seconds(exporter.loop_lag)],
   ]);
