@@ -85,7 +85,7 @@ async def test_an_engine_beyond_the_limit_of_streams(start: Start) -> None:
             await peer.send(Hello(VERSION, f"s{number}", number + 1, 1, 1, [info]))
         finding = await found(exporter, "SD106")
     assert finding["subject"] == "over_limit"
-    assert f"the last: stream s{MAX_STREAMS}: too many streams" in finding["text"]
+    assert f"the last: stream s{MAX_STREAMS}: over_limit: too many streams" in finding["text"]
     assert exporter.metrics.value("sidestep_rejected_total", "over_limit") == 1
 
 
