@@ -253,6 +253,9 @@ async def test_sources_of_large_messages_do_not_keep_engines_waiting(
             await until(lambda: tokens(exporter) == 300)
             read = source.read - before
         ingest.drain()
+        drained = source.read
+        await ingest.wait_closed()
         ingest.leave()
 
     assert read < 150
+    assert source.read == drained, "the last pages and the snapshot would miss it"
