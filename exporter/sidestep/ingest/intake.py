@@ -136,6 +136,8 @@ class Intake:
         placed = self.receiver.place(hello, now)
         if placed is None:
             return None
+        # The ids of a replica are new ones, which another key could name itself.
+        self.guard.claim(key, placed.hello)
         self.bindings.check(placed.hello)
         return None if self.bindings.must_wait(placed.hello, now) else placed
 

@@ -42,11 +42,9 @@ class Throttle:
 
     def ignores(self, peer: Peer, now: float) -> bool:
         """Return whether ``peer`` is ignored at ``now``."""
-        if not self._ignored or peer not in self._ignored:
-            return False
-        if now < self._ignored[peer]:
+        if now < self._ignored.get(peer, now):
             return True
-        del self._ignored[peer]
+        self._ignored.pop(peer, None)
         return False
 
     def count_invalid(self, peer: Peer, now: float) -> bool:
@@ -163,8 +161,13 @@ class PeerGuard:
         if self._is_full() and not known(hello.stream):
             raise WireError("over_limit", "no memory for new streams")
         if self._keys is not None:
+            self.claim(key, hello, self._keys.engines(key))
+
+    def claim(self, key: str, hello: Hello, allowed: Sequence[str] = ()) -> None:
+        """Assign the names of ``hello`` to ``key`` where keys are required, as ``NameOwners`` does."""
+        if self._keys is not None:
             engines = [engine.id for engine in hello.engines]
-            self._owners.claim(key, hello.stream, engines, self._keys.engines(key))
+            self._owners.claim(key, hello.stream, engines, allowed)
 
     def count_invalid(self, peer: bytes, key: str, now: float) -> None:
         """Count an invalid message, and start to ignore the peer at the limit."""
