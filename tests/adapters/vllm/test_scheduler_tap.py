@@ -305,6 +305,7 @@ def test_hashed_identities() -> None:
     assert (one.prefix, one.salt) == (two.prefix, two.salt)
     assert one.id != two.id
     assert "acme" not in f"{one}{two}"
+    assert IdentityMaker("hash").make("any \ud800 text", "\ud800") is not None
     assert IdentityMaker("hash", "other").make("acme-1") != IdentityMaker("hash", "key").make(
         "acme-1"
     )
