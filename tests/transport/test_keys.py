@@ -159,11 +159,16 @@ def test_the_names_of_a_key_are_limited() -> None:
 
 
 def test_a_key_owns_the_ids_of_its_replicas(ring: Ring) -> None:
-    """The exporter gives a second server ids of its own, which another key must not use."""
+    """The exporter gives a second server ids of its own, which another key must not use.
+
+    It is a new stream, which is refused where memory is low.
+    """
     ring.engine("a")
     ring.engine("b")
     intake = Fed().intake
-    intake.guard = PeerGuard(intake.metrics, lambda: 0.0, AuthorizedKeys(ring.authorized))
+    full: list[bool] = []
+    allowed = AuthorizedKeys(ring.authorized)
+    intake.guard = PeerGuard(intake.metrics, lambda: 0.0, allowed, lambda: bool(full))
 
     def send(number: int, message: FromSender, now: float, key: str = "a") -> Replies:
         return intake.accept(b"%d" % number, [encode(message)], now, ring.text(key))
@@ -175,6 +180,11 @@ def test_a_key_owns_the_ids_of_its_replicas(ring: Ring) -> None:
     send(1, hello(1, "h/m/0"), 0.0)
     send(2, hello(2, "h/m/0"), 1.0)
     send(1, Heartbeat(1, 0, 0), 2.5)
+    full.append(True)
+    ((_, answer),) = send(2, hello(2, "h/m/0"), 3.0)
+    assert isinstance(answer, Nack)
+    assert answer.code == "over_limit"
+    full.clear()
     send(2, hello(2, "h/m/0"), 3.0)
     assert list(intake.receiver.streams) == ["h/m/0", "h~2/m/0"]
     ((_, answer),) = send(3, hello(3, "x", "h~2/m/0"), 3.0, "b")

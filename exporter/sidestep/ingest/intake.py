@@ -132,12 +132,11 @@ class Intake:
         Raises:
             WireError: Its names or engines are refused.
         """
-        self.guard.admit(key, hello, self.receiver.streams.get)
+        self.guard.claim(key, hello)
         placed = self.receiver.place(hello, now)
         if placed is None:
             return None
-        # The ids of a replica are new ones, which another key could name itself.
-        self.guard.claim(key, placed.hello)
+        self.guard.admit(key, placed.hello, self.receiver.streams.get)
         self.bindings.check(placed.hello)
         return None if self.bindings.must_wait(placed.hello, now) else placed
 
