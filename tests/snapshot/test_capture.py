@@ -26,6 +26,7 @@ from sidestep.protocol.request_events import (
     RequestEvents,
     Scheduled,
 )
+from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep.snapshot.capture import restore
 from sidestep.snapshot.state_file import SNAPSHOT, StateDirectory, verified
 from sidestep.tracking.requests.inflight_state import CHUNK
@@ -151,6 +152,19 @@ def test_integers_over_64_bits_are_restored_exactly() -> None:
     other = fed.restarted(fed.snapshot())
 
     assert other.intake.registry.engines[engine.id].values[slot] == 3**80
+
+
+def test_an_engine_with_more_cached_tokens_than_prompt_tokens_is_restored() -> None:
+    """Only the sender is wrong: without the snapshot, the counters of all engines would start at 0."""
+    fed = Fed()
+    fed.send_hello("s", [EngineInfo("e", "sglang", {"model_name": "m"})])
+    families = [
+        Family("sglang:prompt_tokens_total", "counter", [], [Sample([], 1.0)]),
+        Family("sglang:cached_tokens_total", "counter", ["cache_source"], [Sample(["host"], 2.0)]),
+    ]
+    fed.items("s", [encode_item(Samples(0, 1.0, families))])
+
+    assert "e" in fed.restarted(fed.snapshot()).intake.registry.engines
 
 
 def test_many_requests_in_flight_are_saved_in_pieces() -> None:

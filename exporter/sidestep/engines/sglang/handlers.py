@@ -47,7 +47,8 @@ PROMPT, CACHED = "sglang:prompt_tokens_total", "sglang:cached_tokens_total"
 
 def _computed(engine: Engine) -> Number | None:
     prompt = _own_total(engine, PROMPT)
-    return None if prompt is None else prompt - (_own_total(engine, CACHED) or 0)
+    # A counter is not negative, whatever a sender has counted.
+    return None if prompt is None else max(prompt - (_own_total(engine, CACHED) or 0), 0)
 
 
 def _own(family: str) -> Total:
