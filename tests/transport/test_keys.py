@@ -159,10 +159,7 @@ def test_the_names_of_a_key_are_limited() -> None:
 
 
 def test_a_key_owns_the_ids_of_its_replicas(ring: Ring) -> None:
-    """The exporter gives a second server ids of its own, which another key must not use.
-
-    It is a new stream, which is refused where memory is low.
-    """
+    """A second server gets ids of its own: a new stream, and another key must not use them."""
     ring.engine("a")
     ring.engine("b")
     intake = Fed().intake

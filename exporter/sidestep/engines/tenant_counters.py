@@ -139,9 +139,8 @@ class TenantCounters:
             for field in ("computed", "cached", "generated", "transferred")
         )
         if now["generated"] is not None:
-            cost = price.cost(*added)
-            engine.values[self._cost_slot] = max((self._cost(engine) or 0) + cost, 0)
-            now["cost"] = self._cost(engine)
+            cost = max((now["cost"] or 0) + price.cost(*added), 0)
+            now["cost"] = engine.values[self._cost_slot] = cost
 
     def _cost(self, engine: Engine) -> Number | None:
         return engine.values[self._cost_slot]

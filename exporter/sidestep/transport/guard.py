@@ -153,11 +153,7 @@ class PeerGuard:
             raise WireError("unauthorised", "this key is no longer authorized")
 
     def claim(self, key: str, hello: Hello) -> None:
-        """Assign the names that a sender asks for to its key.
-
-        Raises:
-            WireError: A name belongs to another key or is not allowed, or the key has too many.
-        """
+        """Assign the names that a sender asks for to its key, as ``NameOwners`` does."""
         if self._keys is not None:
             engines = [engine.id for engine in hello.engines]
             self._owners.claim(key, hello.stream, engines, self._keys.engines(key))

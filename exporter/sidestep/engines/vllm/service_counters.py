@@ -36,10 +36,7 @@ def update_service(engine: Engine) -> None:
 
 
 class ServiceCounters:
-    """Sets ``sidestep_service_*`` to vLLM's own counters, less what another engine counts.
-
-    They are not negative, whatever a sender has counted.
-    """
+    """Sets ``sidestep_service_*`` to vLLM's own counters, less what another engine counts, but not below 0."""
 
     def __init__(self, layout: Layout) -> None:
         def slots(name: str) -> tuple[int, ...]:
