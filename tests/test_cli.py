@@ -60,6 +60,7 @@ from sidestep_adapters.recording.replay import Replay
         ("serve --ingest.curve-key /x", "ingest.authorized-keys is missing"),
         ("serve --ingest.authorized-keys /x", "ingest.curve-key is missing"),
         ("serve --ingest.ipc-group no-such", ": no such group"),
+        ("serve --ingest.ipc-group 4294967295", ": no such group"),
         ("serve --limits.memory-soft 600", "must not be above limits.memory-hard"),
         ("serve --config.file /no/such/file", "cannot read /no/such/file"),
         ("serve --web.config.file /no/such/file", "cannot read /no/such/file"),

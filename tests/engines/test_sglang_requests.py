@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_managers import Manager
-from sidestep.catalog.prices import Prices
+from sidestep.catalog.prices import Price, Prices
 from sidestep.catalog.slo import Objective, Objectives
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
@@ -271,6 +271,21 @@ def test_counts_of_a_tenant() -> None:
     assert bench.children("cached_prompt_tokens") == {"a": 4 + 7, "b": 2, OTHER: 0}
     assert bench.children("generation_tokens") == {"a": 4 + 6, "b": 2, OTHER: 0}
     assert bench.reasons() == {"stop": 2, "abort": 2, "refused": 1}
+
+
+def test_no_series_is_negative_where_an_item_has_requests_without_their_counters() -> None:
+    """Another sender's items may have anything; the sums are right again once the counters come."""
+    own = process()
+    bench, manager = Bench(prices=Prices([Price("m", 1, 1, 1)])), Manager()
+    run(manager, "finish", "a", 4)
+    (item,) = [item for item in taken(own) if isinstance(item, SglangRequests)]
+    counters, item.counters = item.counters, []
+    bench.applier.apply(bench.engine, item)
+
+    for name in (*TOTALS, "cost"):
+        assert min(bench.children(name).values(), default=0) >= 0, name
+    bench.apply(SglangRequests(0, 1.0, 1, counters=counters))
+    assert bench.children("prompt_tokens") == {"a": 3, OTHER: 0}
 
 
 def test_a_record_has_what_the_tokenizer_knows() -> None:

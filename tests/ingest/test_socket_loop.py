@@ -112,6 +112,7 @@ HOSTILE: dict[str, tuple[tuple[bytes, ...], str]] = {
     "a hundred frames": ((b"",) * 100, "multipart"),
     "nesting": ((b"\x91" * 100_000,), "bad_schema"),
     "over the limit": ((b"\x00" * (MAX_FRAME_BYTES + 100),), "too_big"),
+    "a kind that looks like a path": ((msgspec.msgpack.encode(["`$[6][0][99]`"]),), "bad_schema"),
     "another version": ((encode(Hello(99, "x", 1, 1, 1, [])),), "version"),
     "an unknown dialect": (
         (encode(Hello(VERSION, "x", 9, 1, 1, [EngineInfo("e", "abacus", LABELS)])),),
@@ -252,6 +253,9 @@ async def test_sources_of_large_messages_do_not_keep_engines_waiting(
             await until(lambda: tokens(exporter) == 300)
             read = source.read - before
         ingest.drain()
+        drained = source.read
+        await ingest.wait_closed()
         ingest.leave()
 
     assert read < 150
+    assert source.read == drained, "the last pages and the snapshot would miss it"

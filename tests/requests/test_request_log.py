@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import sys
 from collections import Counter
 from itertools import pairwise
@@ -31,6 +32,7 @@ from sidestep.protocol.request_events import (
     Scheduled,
 )
 from sidestep.requests.log_file import LogFile
+from sidestep.transport.process import lowest_free_descriptor
 from sidestep_adapters.recording.replay import Replay
 
 STOP = FINISH_REASONS.index("stop")
@@ -188,6 +190,25 @@ def test_rotation_keeps_whole_lines_within_a_bound(tmp_path: Path) -> None:
     numbers = [int(line.split()[0]) for each in kept for line in each.read_bytes().splitlines()]
     assert numbers == list(range(70, 100))
     assert all(each.stat().st_size <= 1000 for each in kept)
+
+
+def test_attempts_without_free_descriptors_delete_no_file(tmp_path: Path) -> None:
+    """The former ones are renamed once, however often the new one cannot be opened."""
+    path = tmp_path / "records.jsonl"
+    file = LogFile(path, 10, 4)
+    for number in range(4):
+        file.write(b"record %d\n" % number)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free_descriptor(), hard))
+    try:
+        for _ in range(4):
+            with pytest.raises(OSError, match="Too many open files"):
+                file.write(b"record 4\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    file.write(b"record 4\n")
+    kept = b"".join(each.read_bytes() for each in sorted(tmp_path.iterdir(), reverse=True))
+    assert kept == b"".join(b"record %d\n" % number for number in (1, 2, 3, 4))
 
 
 def test_a_line_that_was_cut_is_ended(tmp_path: Path) -> None:

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from exporters import DATA
 from intakes import CORE_RUNS, Fed, lines, steps
 from sidestep.config.objectives import parse
-from sidestep.engines.items import encode_item
+from sidestep.engines.items import Item, encode_item
+from sidestep.engines.vllm.wire import VllmStep
 from sidestep.errors import ConfigError, WireError
+from sidestep.protocol.iteration_stats import IterationStats, PromptTokenStats
 from sidestep.protocol.messages import EngineInfo, Heartbeat
 from sidestep.protocol.request_events import (
     HANDED_OVER,
@@ -26,6 +28,7 @@ from sidestep.protocol.request_events import (
     RequestEvents,
     Scheduled,
 )
+from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep.snapshot.capture import restore
 from sidestep.snapshot.state_file import SNAPSHOT, StateDirectory, verified
 from sidestep.tracking.requests.inflight_state import CHUNK
@@ -44,6 +47,9 @@ NEWER = (
     "sidestep_service_e2e_request_latency",
 )
 """Families that a snapshot of before 1.0 does not have."""
+PROMPT = Family("sglang:prompt_tokens_total", "counter", [], [Sample([], 1.0)])
+CACHED = Family("sglang:cached_tokens_total", "counter", ["cache_source"], [Sample(["host"], 2.0)])
+LOCAL = PromptTokenStats(local_cache_hit=2)
 
 
 @pytest.mark.parametrize("run", CORE_RUNS)
@@ -151,6 +157,25 @@ def test_integers_over_64_bits_are_restored_exactly() -> None:
     other = fed.restarted(fed.snapshot())
 
     assert other.intake.registry.engines[engine.id].values[slot] == 3**80
+
+
+@pytest.mark.parametrize(
+    ("dialect", "item"),
+    [
+        ("sglang", Samples(0, 1.0, [PROMPT, CACHED])),
+        ("vllm", VllmStep(0, 1.0, 1.0, None, IterationStats(0, prompt_token_stats=LOCAL))),
+        ("vllm", RequestEvents(0, 1e15, 9, [Queued(1, 1e15, 1.0, 7)])),
+    ],
+    ids=["more cached", "local only", "clock"],
+)
+def test_counts_that_cannot_be_are_restored(dialect: str, item: Item) -> None:
+    """One sender is wrong: the counters of all engines would begin at 0 without the snapshot."""
+    fed = Fed()
+    labels = {"engine": "0", "model_name": "m"}
+    fed.send_hello("s", [EngineInfo("e", dialect, labels, features=["engine_core"])])
+    fed.items("s", [encode_item(item)])
+
+    assert "e" in fed.restarted(fed.snapshot()).intake.registry.engines
 
 
 def test_many_requests_in_flight_are_saved_in_pieces() -> None:

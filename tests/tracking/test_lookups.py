@@ -16,6 +16,7 @@ from sidestep.tracking.kv_blocks import lookups
 from sidestep.tracking.kv_blocks.lookups import (
     LookupSettings,
     LookupTracker,
+    SharedCache,
     check,
 )
 
@@ -100,14 +101,16 @@ def test_a_new_source_forgets_the_blocks_but_not_the_curve() -> None:
 
 
 def test_ends_that_never_come_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sender that only begins requests loses their blocks."""
+    """A sender that only begins requests loses their blocks, those in a shared cache included."""
     monkeypatch.setattr(lookups, "MAX_HELD_KEYS", 1000)
-    ours = tracker()
+    ours, shared = tracker(), SharedCache(LookupSettings(HALF_LIFE), 1.0)
+    ours.share(shared)
     for number in range(300):
         keys = range(number * 10, number * 10 + 10)
         ours.apply(item(ask(number, 1.0, *keys), before=number))
         assert sum(map(len, ours._keys.values())) <= 1000
         assert ours.reuse.tracked <= 1000
+        assert len(shared.reuse._held) <= 2 * 1000 + 10
 
 
 def test_long_requests_release_their_blocks_in_parts() -> None:

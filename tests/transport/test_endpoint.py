@@ -196,6 +196,21 @@ async def test_a_lost_path_is_bound_again(taken: object, start: Start, tmp_path:
     assert not path.exists()
 
 
+def test_a_path_is_bound_again_after_a_failed_attempt(tmp_path: Path) -> None:
+    """The lock that the failed attempt has made does not keep out its own process."""
+    path = tmp_path / "i.ipc"
+    listener = IngestListener([f"ipc://{path}"])
+    (tmp_path / "i.ipc.lock").unlink()
+    path.unlink()
+    path.mkdir()
+    listener.reopen()
+    assert listener.unbound
+    path.rmdir()
+    listener.reopen()
+    assert not listener.unbound
+    listener.close(0)
+
+
 async def test_a_path_that_another_exporter_uses_is_not_taken_back(
     start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -11,11 +11,14 @@ import pytest
 import zmq
 
 from command_line import one_line, sidestep
+from intakes import Fed
 from key_ring import Ring
 from sidestep.errors import ConfigError, WireError
+from sidestep.ingest.intake import Replies
+from sidestep.protocol.messages import EngineInfo, FromSender, Heartbeat, Hello, Nack, encode
 from sidestep.transport import keys
 from sidestep.transport.access import INTERVAL, AuthorizedKeys
-from sidestep.transport.guard import LOCAL, MAX_NAMES, NameOwners
+from sidestep.transport.guard import LOCAL, MAX_NAMES, NameOwners, PeerGuard
 from sidestep.transport.keys import CLIENT_KEY, SERVER_KEY, keys_for
 
 
@@ -153,6 +156,37 @@ def test_the_names_of_a_key_are_limited() -> None:
         else:
             owners.claim(key, "more", [])
         assert len(owners._streams) + len(owners._engines) == MAX_NAMES
+
+
+def test_a_key_owns_the_ids_of_its_replicas(ring: Ring) -> None:
+    """A second server gets ids of its own: a new stream, and another key must not use them."""
+    ring.engine("a")
+    ring.engine("b")
+    intake = Fed().intake
+    full: list[bool] = []
+    allowed = AuthorizedKeys(ring.authorized)
+    intake.guard = PeerGuard(intake.metrics, lambda: 0.0, allowed, lambda: bool(full))
+
+    def send(number: int, message: FromSender, now: float, key: str = "a") -> Replies:
+        return intake.accept(b"%d" % number, [encode(message)], now, ring.text(key))
+
+    def hello(number: int, stream: str, engine: str = "h/m/0") -> Hello:
+        labels = {"engine": "0", "model_name": "m"}
+        return Hello(1, stream, number, 1, 1, [EngineInfo(engine, "vllm", labels)], str(number))
+
+    send(1, hello(1, "h/m/0"), 0.0)
+    send(2, hello(2, "h/m/0"), 1.0)
+    send(1, Heartbeat(1, 0, 0), 2.5)
+    full.append(True)
+    ((_, answer),) = send(2, hello(2, "h/m/0"), 3.0)
+    assert isinstance(answer, Nack)
+    assert answer.code == "over_limit"
+    full.clear()
+    send(2, hello(2, "h/m/0"), 3.0)
+    assert list(intake.receiver.streams) == ["h/m/0", "h~2/m/0"]
+    ((_, answer),) = send(3, hello(3, "x", "h~2/m/0"), 3.0, "b")
+    assert isinstance(answer, Nack)
+    assert answer.code == "unauthorised"
 
 
 def test_a_libzmq_without_curve_is_a_configuration_error(

@@ -19,6 +19,7 @@ from sidestep import __version__
 from sidestep.config.scrape_targets import HEADER_TEXT, Header, Target
 from sidestep.errors import ConfigError, PollError, drop_frames
 from sidestep.http.config_files import MAX_PEM_BYTES, WatchedFiles
+from sidestep.protocol.messages import DECODE_ERRORS
 from sidestep.transport.http_response import BoundedResponse
 
 CONNECT_SECONDS = 5.0
@@ -227,13 +228,7 @@ async def _error_reason(response: aiohttp.ClientResponse) -> str:
     try:
         reading = response.content.read(MAX_REASON_BYTES)
         payload = msgspec.json.decode(await asyncio.wait_for(reading, REASON_SECONDS))
-    except (
-        aiohttp.ClientError,
-        OSError,
-        asyncio.TimeoutError,
-        msgspec.MsgspecError,
-        RecursionError,
-    ) as error:
+    except (*DECODE_ERRORS, aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
         drop_frames(error)
         payload = None
     text = payload.get("error") if isinstance(payload, dict) else None

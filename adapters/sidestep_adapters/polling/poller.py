@@ -15,7 +15,6 @@ from sidestep.config.settings import Config
 from sidestep.errors import ConfigError, PollError, WireError
 from sidestep.ingest.intake import Intake
 from sidestep.ingest.local_stream import ServerFeed
-from sidestep.protocol.messages import EngineInfo
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep_adapters.polling.api import EngineApi, Kind, Poll, Update
@@ -157,8 +156,6 @@ class EnginePoller(Poller):
         self.state = ServerState(
             feed, name, interval, self._lines, advice={**ADVICE, **advice}, export=self._count
         )
-        self._bound: dict[str, EngineInfo] = {}
-        """Engines by identity, as the feed knows them."""
         for outcome in OUTCOMES:
             metrics.add(f"{PREFIX}s_total", 0, name, outcome)
 
@@ -190,10 +187,9 @@ class EnginePoller(Poller):
 
     def _apply(self, update: Update, now: float) -> None:
         info = update.info
-        if self._bound.get(info.id, info) != info:
+        if self._feed.engines.get(info.id, info) != info:
             # A bound engine keeps its description.
             self._feed.unbind(info.id)
-        self._bound[info.id] = info
         try:
             for item in update.items:
                 self._feed.apply(info, item)
@@ -201,7 +197,6 @@ class EnginePoller(Poller):
             self._feed.intake.reject(error.reason)
             self._lines.warning("export", "%s: %s is not exposed: %s", self.name, info.id, error)
         if update.detach:
-            self._bound.pop(info.id)
             self._feed.unbind(info.id)
         elif update.progress is not None:
             self._feed.report(info.id, update.progress, now)

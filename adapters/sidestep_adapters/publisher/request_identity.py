@@ -65,7 +65,9 @@ class IdentityMaker:
     def _digest(self, text: str) -> str:
         if not text:
             return ""
-        return hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES, key=self._key).hexdigest()
+        # The JSON of a client may have half a character, which has no UTF-8.
+        data = text.encode(errors="backslashreplace")
+        return hashlib.blake2b(data, digest_size=DIGEST_BYTES, key=self._key).hexdigest()
 
 
 def identity_maker() -> IdentityMaker:

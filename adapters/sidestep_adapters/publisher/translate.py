@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from sidestep.protocol.limits import MAX_LABELS, MAX_OBSERVATIONS, printable
+from sidestep.protocol.limits import COUNT_LIMIT, MAX_LABELS, MAX_OBSERVATIONS, printable
 from sidestep.protocol.self_described import Sample
 
 Struct = TypeVar("Struct", bound=msgspec.Struct)
@@ -31,6 +31,11 @@ def to_wire(
         return msgspec.convert(source, struct, from_attributes=True), 0
     except (msgspec.ValidationError, UnicodeError):
         return _field_by_field(source, struct, untruncated)
+
+
+def client_count(number: object) -> int | None:
+    """Return a number that a client has chosen; None if the wire does not have it, nor the item with it."""
+    return number if type(number) is int and 0 <= number <= COUNT_LIMIT else None
 
 
 def item_parts(samples: Iterable[Sample]) -> Iterator[list[Sample]]:

@@ -21,6 +21,7 @@ from sidestep.protocol.limits import COUNT_LIMIT, printable
 from sidestep.protocol.request_events import MAX_REQUEST_LABELS, Identity
 from sidestep.protocol.self_described import Samples
 from sidestep_adapters.publisher.request_identity import IdentityMaker
+from sidestep_adapters.publisher.translate import client_count
 from sidestep_adapters.sglang.deferred_metrics import DeferredMetrics, MetricSource
 from sidestep_adapters.sglang.metric_stubs import MetricStub
 
@@ -188,8 +189,7 @@ class RequestRecorder(MetricSource):
             recorded=not is_warm_up,
             identity=self._identity(asked),
         )
-        limit = params.get("max_new_tokens")
-        made.max_tokens = limit if isinstance(limit, int) and 0 <= limit <= COUNT_LIMIT else None
+        made.max_tokens = client_count(params.get("max_new_tokens"))
         made.sample = 0 if is_warm_up else self._sample(asked, params)
         if ended.output_tokens and times.first_token_time:
             made.first = times.first_token_time

@@ -46,11 +46,6 @@ CLASSES = {
 """SGLang's collectors by the role under which it looks up replacements. Expert dispatch has none:
 SGLang counts inside that metric, which is read instead.
 """
-PROGRESS: dict[str, type[SchedulerProgress | TokenizerProgress]] = {
-    "scheduler": SchedulerProgress,
-    "tokenizer": TokenizerProgress,
-}
-"""Meters of the progress of the object that has a collector, by the collector's role."""
 RANKS = ("dp_rank", "pp_rank", "tp_rank")
 
 _process: Process | None = None
@@ -92,8 +87,7 @@ def _subclass(cls: type, role: str) -> type:
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            server_args = kwargs.get("server_args") or next(iter(args), None)
-            self.sidestep = _tap(self, role, server_args)
+            self.sidestep = _tap(self, role, kwargs.get("server_args") or next(iter(args), None))
 
     # SGLang's processes find it here by this name: ``stat_loggers`` are sent by name.
     Tapped.__module__, Tapped.__qualname__ = __name__, f"Sidestep{cls.__name__}"
@@ -142,7 +136,7 @@ class SchedulerTap:
         process.sources.append(self.stats)
         self._queues: QueueLengths | None = None
         self._labels = collector.labels
-        _report_progress(process, collector, "scheduler")
+        _report_progress(process, collector, "scheduler", SchedulerProgress)
         process.limits = limits = LimitRecorder(process.deferred, engine)
         process.sources += limits.gauges
         process.readers.append(limits)
@@ -238,7 +232,7 @@ def _tap_tokenizer(process: Process, collector: Any, server_args: Any) -> dict[s
         collector.histogram_inter_token_latency = native
         observe = _call_both(observe, collector.observe_inter_token_latency)
     collector.observe_inter_token_latency = observe
-    _report_progress(process, collector, "tokenizer")
+    _report_progress(process, collector, "tokenizer", TokenizerProgress)
     manager = constructing(TokenizerProgress.method)
     _record_requests(process, collector, made, manager)
     process.start(stream_name("tokenizer", serving_config(server_args)[1]))
@@ -247,9 +241,10 @@ def _tap_tokenizer(process: Process, collector: Any, server_args: Any) -> dict[s
     return made
 
 
-def _report_progress(process: Process, collector: Any, role: str) -> None:
+def _report_progress(
+    process: Process, collector: Any, role: str, kind: type[SchedulerProgress | TokenizerProgress]
+) -> None:
     """Report the progress of the object that is constructing ``collector``, if it is SGLang's."""
-    kind = PROGRESS[role]
     try:
         owner = constructing(kind.method)
         if owner is not None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sidestep.catalog.buckets import one_two_five
-from sidestep.protocol.limits import printable
+from sidestep.protocol.limits import MAX_LABELS, printable
 from sidestep.protocol.messages import (
     BOTH,
     CORE,
@@ -95,7 +95,7 @@ class Description:
                 },
                 bounds=bounds,
                 features=list(self.features),
-                closed={"position": [str(p) for p in range(self.num_spec_tokens)]},
+                closed={"position": [str(p) for p in range(self.num_spec_tokens)][:MAX_LABELS]},
                 role=_WIRE_ROLES[self.role],
             )
             for index in self.engines

@@ -27,6 +27,7 @@ from sidestep.protocol.request_events import (
     Scheduled,
 )
 from sidestep_adapters.publisher.request_identity import IdentityMaker, identity_maker
+from sidestep_adapters.publisher.translate import client_count
 from sidestep_adapters.vllm.description import Description
 from sidestep_adapters.vllm.event_batches import batches, parallel_sample
 from sidestep_adapters.vllm.front_end_requests import (
@@ -178,7 +179,7 @@ class RequestEventItems(FrontEndRequests):
         if added.samples > 1:
             event.group, event.sample = parallel_sample(added.name)
             event.samples = added.samples
-        event.identity, event.max_tokens = request.identity, added.max_tokens
+        event.identity, event.max_tokens = request.identity, client_count(added.max_tokens)
         event.transfer = added.transfer
         return event
 
@@ -186,9 +187,10 @@ class RequestEventItems(FrontEndRequests):
         event = Finished(request.added.number, stamp, wall, reason, request.prompt_tokens)
         event.generation_tokens = request.tokens
         event.preemptions = request.preemptions
-        event.max_tokens = request.added.max_tokens
+        event.max_tokens = client_count(request.added.max_tokens)
         event.corrupted = request.is_corrupted
-        event.cached_tokens, event.transfer = request.added.cached, request.added.transfer
+        event.cached_tokens = client_count(request.added.cached)
+        event.transfer = request.added.transfer
         return event
 
     def step_ended(self, engine: int, is_slice: bool) -> None:
@@ -262,7 +264,7 @@ class RequestEventItems(FrontEndRequests):
         added = request.added
         event = Alive(added.number, stamp, RUNNING, request.arrival, request.prompt_tokens)
         event.adapter = printable(added.adapter or "")
-        event.identity, event.max_tokens = request.identity, added.max_tokens
+        event.identity, event.max_tokens = request.identity, client_count(added.max_tokens)
         event.transfer = added.transfer
         return event
 

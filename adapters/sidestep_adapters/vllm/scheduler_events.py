@@ -33,6 +33,7 @@ from sidestep.protocol.request_events import (
 )
 from sidestep_adapters.publisher.cache_lookups import LookupEvents
 from sidestep_adapters.publisher.request_identity import NONE, IdentityMaker
+from sidestep_adapters.publisher.translate import client_count
 from sidestep_adapters.vllm.ended_steps import EndedSteps
 from sidestep_adapters.vllm.event_batches import (
     SAMPLE,
@@ -356,8 +357,7 @@ def _cached_elsewhere(request: Any) -> int | None:
     params = _transfer_params(request)
     if transfer_of(params) != RECEIVED:
         return None
-    cached = params.get("remote_prefill_cached_tokens")
-    return cached if isinstance(cached, int) and cached >= 0 else None
+    return client_count(params.get("remote_prefill_cached_tokens"))
 
 
 def _transfer_params(request: Any) -> Any:
@@ -370,4 +370,4 @@ def _adapter(request: Any) -> str:
 
 
 def _max_tokens(request: Any) -> int | None:
-    return getattr(request.sampling_params, "max_tokens", None)
+    return client_count(getattr(request.sampling_params, "max_tokens", None))

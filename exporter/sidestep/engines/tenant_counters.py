@@ -36,10 +36,12 @@ class Accounted(Part):
 
     Attributes:
         counters: Their values by field when they were last accounted for; None: not yet.
+        owed: What a sender has counted for tenants but not for the engine, by field; negative.
     """
 
     def __init__(self) -> None:
         self.counters: dict[str, Number | None] | None = None
+        self.owed: dict[str, Number] = {}
 
 
 class TenantCounters:
@@ -71,7 +73,7 @@ class TenantCounters:
                 if total is not None:
                     children = engine.keyed[self._slots[field]]
                     children.pop(_OTHER, None)
-                    children[_OTHER] = total - sum(children.values())
+                    self._add_others(engine, field, total - sum(children.values()))
 
     def settle(self, engine: Engine, tenants: Mapping[str, TenantCounts] = _NO_TENANTS) -> None:
         """Count the cost of what was added since the last call, of which ``tenants`` has a part.
@@ -93,9 +95,14 @@ class TenantCounters:
             rest = {field: (total or 0) - (before[field] or 0) for field, total in now.items()}
             self._add(engine, tenants, price, rest)
             for field, more in rest.items():
-                if now[field] is not None:
-                    children = engine.keyed[self._slots[field]]
-                    children[_OTHER] = children.get(_OTHER, 0) + more
+                if now[field] is not None or more:
+                    self._add_others(engine, field, more)
+
+    def _add_others(self, engine: Engine, field: str, more: Number) -> None:
+        """Add to ``__other__``, which is a counter and so not negative, whatever a sender counts."""
+        children, owed = engine.keyed[self._slots[field]], engine.part(Accounted).owed
+        total = children.get(_OTHER, 0) + more + owed.get(field, 0)
+        children[_OTHER], owed[field] = max(total, 0), min(total, 0)
 
     def _add(
         self,
@@ -132,9 +139,8 @@ class TenantCounters:
             for field in ("computed", "cached", "generated", "transferred")
         )
         if now["generated"] is not None:
-            cost = price.cost(*added)
-            engine.values[self._cost_slot] = (self._cost(engine) or 0) + cost
-            now["cost"] = self._cost(engine)
+            cost = max((now["cost"] or 0) + price.cost(*added), 0)
+            now["cost"] = engine.values[self._cost_slot] = cost
 
     def _cost(self, engine: Engine) -> Number | None:
         return engine.values[self._cost_slot]

@@ -178,10 +178,6 @@ class EngineBindings:
                 self.mark_silent(stream, stream.seen_at)
             if now - stream.seen_at >= ENGINE_EXPIRES_SECONDS:
                 self._forget_front_end(stream)
-            if (
-                stream.incarnation in self.engines
-                and now - stream.seen_at >= ENGINE_EXPIRES_SECONDS
-            ):
                 # Its engines have expired: the stream needs a new Hello to feed any.
                 self._remove(stream.incarnation, stream.seen_at)
                 self._receiver.detach(stream)

@@ -138,7 +138,7 @@ class HealthMonitor:
 
     def of(self, engine: Engine) -> Health | None:
         """Return the health of ``engine`` at its last evaluation; None if it has none."""
-        if not _has_health(engine):
+        if engine.absent:
             return None
         found = self._followed.get(engine)
         return _NEW if found is None or found.health is None else found.health
@@ -189,13 +189,11 @@ class HealthMonitor:
             is_over = self._awake.read(now) >= self._expected_until
             self._expected &= set() if is_over else {s.id for s in streams if s.silent}
         engines = self._registry.engines
-        self._due = [engine for engine in engines.values() if _has_health(engine)]
+        self._due = [engine for engine in engines.values() if not engine.absent]
         self._followed = {e: self._followed.get(e) or _Followed() for e in self._due}
 
     def _evaluate(self, engine: Engine, now: float) -> None:
-        followed = self._followed.get(engine)
-        if followed is None:
-            return
+        followed = self._followed[engine]
         awake = self._awake.read(now)
         if engine.last_seen != followed.last_seen:
             followed.last_seen, followed.item_at = engine.last_seen, awake
@@ -289,10 +287,6 @@ class HealthMonitor:
                 was.value,
                 state.value,
             )
-
-
-def _has_health(engine: Engine) -> bool:
-    return not engine.absent
 
 
 def _frame(text: str) -> str:

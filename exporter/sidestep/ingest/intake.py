@@ -132,10 +132,11 @@ class Intake:
         Raises:
             WireError: Its names or engines are refused.
         """
-        self.guard.admit(key, hello, self.receiver.streams.get)
+        self.guard.claim(key, hello)
         placed = self.receiver.place(hello, now)
         if placed is None:
             return None
+        self.guard.admit(key, placed.hello, self.receiver.streams.get)
         self.bindings.check(placed.hello)
         return None if self.bindings.must_wait(placed.hello, now) else placed
 

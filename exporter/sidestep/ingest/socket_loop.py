@@ -148,6 +148,8 @@ class Ingest:
         self._turn(CLOSING)
         while self.intake.busy:
             self.intake.work()
+        # A slice that is scheduled already, or a snapshot that ends, must not read on.
+        self._holds += 1
         self._sources.close()
 
     async def wait_closed(self) -> None:

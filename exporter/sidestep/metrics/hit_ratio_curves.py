@@ -44,13 +44,12 @@ class HitRatioCurves:
             if now < self._next:
                 return
             self._next = now + INTERVAL
-            self._due = [e for e in self._registry.engines.values() if _slot(e) is not None]
+            engines = self._registry.engines.values()
+            self._due = [engine for engine in engines if HIT_RATIOS in engine.layout.handled]
             self._share()
             return
         engine = self._due.pop()
-        slot = _slot(engine)
-        if slot is None:
-            return
+        slot = engine.layout.handler_slot(HIT_RATIOS)
         tracker = engine.part(Trackers).lookups
         if tracker is not None:
             tracker.summary = summarise(tracker, self._shared_capacity(tracker.shared))
@@ -134,9 +133,3 @@ def _per_gib(tracker: LookupTracker, curve: HitRatioCurve) -> float | None:
     capacity = tracker.capacity
     now, then = curve.hit_ratios([capacity, 1.25 * capacity])
     return (then - now) / (0.25 * capacity * tracker.block_bytes / GIB)
-
-
-def _slot(engine: Engine) -> int | None:
-    """Return the slot of the hit ratios; None where the dialect has none."""
-    assignment = engine.layout.handled.get(HIT_RATIOS)
-    return None if assignment is None else assignment.slots[0]

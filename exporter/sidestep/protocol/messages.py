@@ -252,8 +252,10 @@ _from_sender: msgspec.msgpack.Decoder[FromSender] = msgspec.msgpack.Decoder(From
 _sender = msgspec.msgpack.Decoder(_Sender)
 _from_exporter: msgspec.msgpack.Decoder[FromExporter] = msgspec.msgpack.Decoder(FromExporter)
 
-_ENGINE_FIELD = re.compile(r"`\$\[6\]\[(\d+)\]\[(\d+)\][^`]*`")
-"""Path in msgspec's errors; the tag of a message is at 0."""
+_ENGINE_FIELD = re.compile(
+    rf"`\$\[6\]\[(\d+)\]\[([0-{len(EngineInfo.__struct_fields__) - 1}])\][^`]*`"
+)
+"""Path in msgspec's errors; the tag of a message is at 0. The errors also quote tags, which may be anything."""
 
 # Undecodable UTF-8 and deep nesting escape msgspec's own error type
 # (measured: invalid text in a str field, 100,000 nested arrays in a skipped one).

@@ -56,7 +56,8 @@ class LogFile:
         return file
 
     def _rotate(self) -> None:
-        for number in range(self._files - 1, 0, -1):
+        # After an attempt that could not open a new file, all have been renamed.
+        for number in range(self._files - 1, 0, -1) if self._path.exists() else ():
             older = self._former(number)
             younger = self._former(number - 1) if number > 1 else self._path
             with contextlib.suppress(FileNotFoundError):

@@ -101,7 +101,7 @@ CONTENTS = (
         " shortest"),
     Held(SetGauges, {}, "values"),
     Held(Timeline, {}, "steps requests limits"),
-    Held(Accounted, {}, "counters"),
+    Held(Accounted, {}, "counters owed"),
     Held(RequestTracker, {
         "requests": "RequestsState.requests", "samples": "TrackerState.known_until",
         "outputs": "TrackerState.step", "ended": "TrackerState.front_ends", "parts": "TrackerState.times",

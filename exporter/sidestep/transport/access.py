@@ -18,6 +18,9 @@ _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno
 """Errors of a file that the operator has removed or protected. A peer can cause other errors, such as
 too many open files, so those must not revoke keys."""
 
+_NO_GROUP = (1 << 32) - 1
+"""For the kernel, this number and larger ones are no group."""
+
 Stamp = tuple[int, ...]
 
 
@@ -169,7 +172,9 @@ def is_loopback(endpoint: str) -> bool:
 
 
 def _gid(name: str) -> int:
+    if name.isdecimal() and int(name) < _NO_GROUP:
+        return int(name)
     try:
-        return int(name) if name.isdecimal() else grp.getgrnam(name).gr_gid
+        return grp.getgrnam(name).gr_gid
     except KeyError:
         raise ConfigError(f"ingest.ipc-group {name!r}: no such group") from None

@@ -54,12 +54,12 @@ class Claim:
 
     def rebind(self, socket: zmq.Socket[bytes]) -> Claim:
         """Bind ``socket``, which replaces the previous one, to the same endpoint."""
-        lock = self.lock
-        if lock is not None and _file_id(_lock_path(self.path)) != _file_id(lock):
-            # The lock file was deleted, so the old lock no longer protects the path.
-            lock = _lock(self.path, self.endpoint, self.group)
-            os.close(self.lock or 0)
-        return _bind(socket, dataclasses.replace(self, lock=lock))
+        if self.lock is None or _file_id(_lock_path(self.path)) == _file_id(self.lock):
+            return _bind(socket, self)
+        # The lock file was deleted, so the old lock no longer protects the path.
+        claimed = claim(socket, self.endpoint, self.group)
+        os.close(self.lock)
+        return claimed
 
     def release(self) -> None:
         """Remove the socket file if it is still this process's, and release the lock."""

@@ -42,11 +42,9 @@ class Throttle:
 
     def ignores(self, peer: Peer, now: float) -> bool:
         """Return whether ``peer`` is ignored at ``now``."""
-        if not self._ignored or peer not in self._ignored:
-            return False
-        if now < self._ignored[peer]:
+        if now < self._ignored.get(peer, now):
             return True
-        del self._ignored[peer]
+        self._ignored.pop(peer, None)
         return False
 
     def count_invalid(self, peer: Peer, now: float) -> bool:
@@ -154,8 +152,14 @@ class PeerGuard:
         if self._keys is not None and key != LOCAL and key not in self._keys:
             raise WireError("unauthorised", "this key is no longer authorized")
 
+    def claim(self, key: str, hello: Hello) -> None:
+        """Assign the names that a sender asks for to its key, as ``NameOwners`` does."""
+        if self._keys is not None:
+            engines = [engine.id for engine in hello.engines]
+            self._owners.claim(key, hello.stream, engines, self._keys.engines(key))
+
     def admit(self, key: str, hello: Hello, known: Callable[[str], object]) -> None:
-        """Admit a stream that begins or continues.
+        """Admit a stream that begins or continues, with the names under which it is counted.
 
         Raises:
             WireError: A name belongs to another key, or memory is too low for new streams.
@@ -163,8 +167,8 @@ class PeerGuard:
         if self._is_full() and not known(hello.stream):
             raise WireError("over_limit", "no memory for new streams")
         if self._keys is not None:
-            engines = [engine.id for engine in hello.engines]
-            self._owners.claim(key, hello.stream, engines, self._keys.engines(key))
+            # A replica's names are new ones, which another key could ask for.
+            self._owners.claim(key, hello.stream, [engine.id for engine in hello.engines])
 
     def count_invalid(self, peer: bytes, key: str, now: float) -> None:
         """Count an invalid message, and start to ignore the peer at the limit."""

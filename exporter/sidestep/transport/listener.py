@@ -218,7 +218,7 @@ class IngestListener:
             peer = self.socket.recv(zmq.NOBLOCK)
         except zmq.Again:
             return None
-        key, frame = "", b""
+        key = ""
         if self._access.secret is None:
             frame = self.socket.recv()
             more = self.socket.getsockopt(zmq.RCVMORE)

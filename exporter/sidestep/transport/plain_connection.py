@@ -255,6 +255,6 @@ def _open(endpoint: str, attempt: int) -> tuple[socket.socket, Any]:
 def _host_and_port(endpoint: str, address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
-    if not is_host(host) or not port.isdecimal() or not 0 <= int(port) < 1 << 16:
+    if not is_host(host) or not port.isdecimal() or int(port) >= 1 << 16:
         raise ConfigError(f"endpoint {endpoint!r}: must be tcp://HOST:PORT")
     return host, int(port)

@@ -99,7 +99,7 @@ async def test_counters_continue_over_restarts(start: Start) -> None:
         await polled_again(exporter, server)
         before = samples(exporter)["llamacpp:prompt_tokens_total"]
         for answer in (recorded(second), higher):
-            server.answers["/metrics"] = answer
+            server.answers |= {"/metrics": answer, "/props": props(total_slots=3)}
             await polled_again(exporter, server)
         found = samples(exporter)
 
@@ -107,6 +107,7 @@ async def test_counters_continue_over_restarts(start: Start) -> None:
     assert before == 102
     assert found["llamacpp:prompt_tokens_total"] == before + of_second + 1000
     assert found["sidestep_llamacpp_resets_total"] == 2
+    assert found["sidestep_max_running_requests"] == 3
 
 
 async def test_a_sleeping_model_is_asked_for_nothing_that_wakes_it(start: Start) -> None:
@@ -194,6 +195,7 @@ async def test_a_routers_models_are_engines(start: Start) -> None:
             server.answers["/models"] = models(one="unloaded", two="unloaded", asleep="sleeping")
             await polled_again(exporter, server)
             assert samples(exporter, model_name="one") == {}
+            await until(lambda: len(exporter.registry.engines) == 1)
 
             server.answers["/models"] = models(one="loaded")
             server.answers[f"/metrics{one}"] = page(2, prompt_tokens_total=3)

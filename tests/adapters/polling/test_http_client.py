@@ -137,6 +137,7 @@ WRONG = [
     (page("", "302 Found"), "http_302", "Found"),
     (page('{"error": "not\\nyet"}', "503 x"), "http_503", "not yet"),
     (page("[" * 5000, "500 Oh"), "http_500", "Oh"),
+    (page(b'{"error": "\xff"}', "500 Oh"), "http_500", "Oh"),
     (page('{"error": "' + "a" * 900 + '"}', "400 Bad"), "http_400", "a" * 200),
     (stall(head(9, "503 Wait")), "http_503", "Wait"),
 ]

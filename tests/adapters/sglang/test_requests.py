@@ -123,7 +123,8 @@ def test_finish_reasons(
 ) -> None:
     """SGLang calls most of them aborts."""
     manager = Manager()
-    manager.finish(manager.ask(), output, reason=reason)
+    # True is a number to Python, and none in an item.
+    manager.finish(manager.ask(sampling_params={"max_new_tokens": True}), output, reason=reason)
     (request,) = process.ended()
 
     assert (request.reason, request.refused) == expected

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from sidestep import __version__
+from sidestep.protocol.messages import EngineInfo
 from sidestep_adapters.vllm.description import describe, is_supported
 
 
@@ -60,6 +63,8 @@ def test_options_become_features(monkeypatch: pytest.MonkeyPatch) -> None:
     }  # fmt: skip
     assert description.stream.endswith("/engine2/api3")
     assert info.closed == {"position": ["0", "1"]}
+    (many,) = dataclasses.replace(description, num_spec_tokens=500).engine_infos
+    assert msgspec.convert(msgspec.to_builtins(many), EngineInfo) == many
     assert info.info.pop("versions") == {
         "vllm": "of an unknown release",
         "sidestep": __version__,

@@ -156,7 +156,7 @@ def test_a_session(clock: Clock, early: bool, short: bool, tapped: bool) -> None
 def test_values_of_some_requests(clock: Clock) -> None:
     """NaNs in logits, and cached tokens of another engine."""
     front = HookedFrontEnd(clock, nan_check=True)
-    for name, cached in (("a", 6), ("b", None)):
+    for name, cached in (("a", 6), ("b", True)):
         front.add(name, remote_prefill_cached_tokens=cached)
     front.receive(output("a", queued=1.0), output("b", queued=1.0))
     front.receive(output("a", nans=2), output("b"))

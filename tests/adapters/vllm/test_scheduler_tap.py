@@ -305,6 +305,7 @@ def test_hashed_identities() -> None:
     assert (one.prefix, one.salt) == (two.prefix, two.salt)
     assert one.id != two.id
     assert "acme" not in f"{one}{two}"
+    assert IdentityMaker("hash").make("any \ud800 text", "\ud800") is not None
     assert IdentityMaker("hash", "other").make("acme-1") != IdentityMaker("hash", "key").make(
         "acme-1"
     )
@@ -350,6 +351,20 @@ def test_what_a_request_is_to_its_engine(name: str) -> None:
     assert [e.identity.join for e in found if isinstance(e, Queued | Alive) and e.identity] == [
         join
     ] * 2
+
+
+@pytest.mark.parametrize("number", [True, -1, 1 << 40 | 1, 1 << 70, "9", 1.5])
+def test_numbers_of_a_client_cost_no_other_request_its_events(number: object) -> None:
+    """What an item cannot have is left out: with it, the exporter would refuse the whole item."""
+    bench = Bench()
+    params = {"remote_request_id": "p", "remote_prefill_cached_tokens": number}
+    sampling = SimpleNamespace(max_tokens=number, stop=[])
+    bench.ask("other")
+    bench.tap.freed(bench.ask("a", kv_transfer_params=params, sampling_params=sampling))
+    _, queued, ended = bench.events()
+    assert isinstance(queued, Queued)
+    assert isinstance(ended, Finished)
+    assert [queued.max_tokens, ended.max_tokens, ended.cached_tokens] == [None] * 3
 
 
 def test_a_request_that_waits_for_kv(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,8 @@ PROMPT, CACHED = "sglang:prompt_tokens_total", "sglang:cached_tokens_total"
 
 def _computed(engine: Engine) -> Number | None:
     prompt = _own_total(engine, PROMPT)
-    return None if prompt is None else prompt - (_own_total(engine, CACHED) or 0)
+    # A counter is not negative, whatever a sender has counted.
+    return None if prompt is None else max(prompt - (_own_total(engine, CACHED) or 0), 0)
 
 
 def _own(family: str) -> Total:
@@ -302,7 +303,7 @@ def _count(counts: TenantCounts, each: SglangRequest, request: Request, role: st
 
 def _spread(counts: list[int]) -> dict[tuple[str, ...], int]:
     """Return the number of routing keys by how many requests have them, not cumulative."""
-    found = dict.fromkeys(_BUCKETS, 0)
+    found: dict[tuple[str, ...], int] = dict.fromkeys(_BUCKETS, 0)
     for count in counts:
         found[_BUCKETS[bisect_left(ROUTING_KEY_BOUNDS, count)]] += 1
-    return {key: number for key, number in found.items()}  # noqa: C416 - wider keys
+    return found

@@ -36,7 +36,7 @@ def update_service(engine: Engine) -> None:
 
 
 class ServiceCounters:
-    """Sets ``sidestep_service_*`` to vLLM's own counters, less what another engine counts."""
+    """Sets ``sidestep_service_*`` to vLLM's own counters, less what another engine counts, but not below 0."""
 
     def __init__(self, layout: Layout) -> None:
         def slots(name: str) -> tuple[int, ...]:
@@ -61,11 +61,11 @@ class ServiceCounters:
         for slot, own, elsewhere in self._plain:
             count = values[own]
             if count is not None:
-                values[slot] = count - (values[elsewhere] or 0)
+                values[slot] = max(count - (values[elsewhere] or 0), 0)
         prompt, local, external, *received = (values[slot] or 0 for slot in self._parts)
         # Releases before the split by source count all prompt tokens only.
-        values[self._computed] = prompt - local - external - received[0]
-        values[self._cached] = local + external - received[1] - received[2]
+        values[self._computed] = max(prompt - local - external - received[0], 0)
+        values[self._cached] = max(local + external - received[1] - received[2], 0)
 
     def leave_to_others(self, engine: Engine, stats: IterationStats) -> None:
         """Count what another engine counts of a step that no request events describe."""

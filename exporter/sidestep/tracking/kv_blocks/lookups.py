@@ -99,6 +99,10 @@ class SharedCache:
     def abandon(self, keys: Iterable[int]) -> None:
         """Release, a slice at a time, the keys of requests whose ends will not be seen."""
         self._abandoned += keys
+        if len(self._abandoned) > MAX_HELD_KEYS:
+            # A hostile sender abandons more than the slices release.
+            self._abandoned.clear()
+            self.reuse.restart()
 
     def release_abandoned(self) -> None:
         """Release a slice of the keys that were abandoned."""

@@ -46,8 +46,7 @@ class EndedRequests:
         for one in ended:
             if one is None:
                 continue
-            if one.e2e is not None:
-                _complete_parts(one)
+            _complete_parts(one)
             if self._count is not None:
                 self._count(one)
             if self._sink is not None:
@@ -55,7 +54,7 @@ class EndedRequests:
 
 
 def _complete_parts(ended: EndedRequest) -> None:
-    """Extend the parts of a request from its end in the core to the end that its front end has reported."""
+    """Extend the parts of a request from its end in the core to its front end's, where that is reported."""
     core_e2e = ended.core_e2e
     if ended.parts is None or ended.e2e is None or core_e2e is None:
         return

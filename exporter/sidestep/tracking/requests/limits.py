@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from sidestep.protocol.engine_totals import TOTAL_LIMIT
 from sidestep.protocol.limits import COUNT_LIMIT
 from sidestep.protocol.request_events import LIMITS, Iteration
 from sidestep.tracking.requests.inflight import MICROS
@@ -62,7 +63,7 @@ class LimitTimes:
         limit = LIMITS[step.limit] if step.limit < len(LIMITS) else OTHER_LIMIT
         if step.scheduled or (step.scheduled is None and any(o.requests for o in step.outputs)):
             out.limit_steps[limit] = out.limit_steps.get(limit, 0) + 1
-        started = round(step.started * MICROS)
+        started = _micros(step.started)
         # Steps overlap: one that was scheduled before a pause ends after the pause has begun.
         if started >= self.since:
             self._count(started, out)
@@ -73,7 +74,7 @@ class LimitTimes:
         was_busy = bool(self.busy) and self.busy[-1].until is None
         if is_busy == was_busy:
             return
-        micros = round(now * MICROS)
+        micros = _micros(now)
         if self.busy:
             # Times of a sender may go back, and stretches that overlap would never be removed.
             since, until = self.busy[-1]
@@ -89,7 +90,7 @@ class LimitTimes:
     def advance(self, now: float, out: Outcomes) -> None:
         """Count the time until ``now`` if no step follows until the engine is resumed."""
         if self.limit == ENDLESS:
-            self._count(round(now * MICROS), out)
+            self._count(_micros(now), out)
 
     def restart(self) -> None:
         """Forget everything, since another process, or the same after lost events, begins anew."""
@@ -118,3 +119,8 @@ class LimitTimes:
         if self.limit is not None and counted:
             counted = min(counted, COUNT_LIMIT)
             out.limit_micros[self.limit] = out.limit_micros.get(self.limit, 0) + counted
+
+
+def _micros(seconds: float) -> int:
+    """Return whole microseconds, at most what a snapshot can hold: a peer may send any time."""
+    return min(round(seconds * MICROS), TOTAL_LIMIT)
