@@ -17,6 +17,7 @@ from sidestep.config.settings import read
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.errors import RunError
+from sidestep.ingest import intake
 from sidestep.ingest.intake import Intake
 from sidestep.ingest.socket_loop import Ingest
 from sidestep.protocol.iteration_stats import IterationStats
@@ -27,6 +28,7 @@ from sidestep.protocol.messages import (
     EngineInfo,
     Hello,
     Nack,
+    decode_from_sender,
     encode,
 )
 from socket_peers import Peer, batch, connect, step, tokens
@@ -83,6 +85,27 @@ async def test_a_bug_drops_only_its_item(
         await until(lambda: tokens(exporter) == 1)
 
         assert rejected(exporter) == {"bug": 2}
+        assert len([record for record in caplog.records if record.exc_info]) == 1
+
+
+async def test_a_bug_drops_only_its_frame(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its sender is told, and the frames of others are applied."""
+
+    def broken(frame: Any) -> Any:
+        return 1 / 0 if bytes(frame) == b"poison" else decode_from_sender(frame)
+
+    monkeypatch.setattr(intake, "decode_from_sender", broken)
+    async with start() as exporter, connect(exporter) as peer, connect(exporter) as other:
+        await peer.send_hello()
+        await other.send(b"poison")
+        refused = await other.receive()
+        await peer.send(batch(1, step()))
+        await until(lambda: tokens(exporter) == 1)
+
+        assert isinstance(refused, Nack)
+        assert rejected(exporter) == {"bug": 1}
         assert len([record for record in caplog.records if record.exc_info]) == 1
 
 

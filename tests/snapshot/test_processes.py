@@ -17,6 +17,7 @@ from sidestep.app.exporter import Exporter
 from sidestep.engines.vllm.wire import SchedulerStats, VllmStep
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import EngineInfo
+from sidestep.snapshot.capture import Capture
 from sidestep.snapshot.state_file import DAMAGED, SNAPSHOT, StateDirectory
 from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.recording.replay import Replay
@@ -113,16 +114,25 @@ async def test_nothing_is_lost_or_duplicated_or_decreases(
     assert publisher.dropped == 0
 
 
+@pytest.mark.parametrize("is_bug", [False, True])
 async def test_pages_are_served_while_snapshots_fail(
-    start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The failure and its end are logged, senders hold their frames, and the exporter recovers."""
+    is_bug: bool, start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The failure and its end are logged, senders hold their frames, and the exporter recovers.
+
+    After a restart a bug would come again: the senders have what it fails at.
+    """
     caplog.set_level("INFO", "sidestep.snapshot")
     state = tmp_path / "state"
     state.mkdir()
     async with start(state_dir=str(state)) as exporter:
         publisher = Publisher(exporter.endpoints[0], "s", [ENGINE])
-        (state / f"{SNAPSHOT}.new").mkdir()
+        encode = Capture.encode
+        if is_bug:
+            monkeypatch.setattr(Capture, "encode", lambda *_: 1 / 0)
+        else:
+            (state / f"{SNAPSHOT}.new").mkdir()
         publisher.push(item())
         await until(lambda: exporter.intake.items == 1)
         await until(lambda: exporter.metrics.value("sidestep_snapshot_errors_total") > 0)
@@ -133,7 +143,9 @@ async def test_pages_are_served_while_snapshots_fail(
         assert publisher.held_bytes > 0
         assert "cannot write the snapshot" in caplog.text
         assert "snapshots can be written again" not in caplog.text
-        (state / f"{SNAPSHOT}.new").rmdir()
+        assert ("a bug in sidestep" in caplog.text) is is_bug
+        monkeypatch.setattr(Capture, "encode", encode)
+        shutil.rmtree(state / f"{SNAPSHOT}.new", ignore_errors=True)
         await until(lambda: publisher.drained)
         assert "sidestep_snapshot_healthy 1.0" in await get(exporter.url)
         assert caplog.text.count("snapshots can be written again") == 1

@@ -122,9 +122,14 @@ class Intake:
                 if placed is None:
                     return []
         except WireError as error:
-            self.guard.count_invalid(peer, key, now)
-            return self._refuse(peer, frames, message, error)
-        return self._receive(peer, message, frames[0], now, placed)
+            refused = error
+        except Exception as error:  # noqa: BLE001 - a bug costs only its frame, which has changed nothing
+            self._log_bug("a message could not be read", error)
+            refused = WireError("bug", "it could not be read")
+        else:
+            return self._receive(peer, message, frames[0], now, placed)
+        self.guard.count_invalid(peer, key, now)
+        return self._refuse(peer, frames, message, refused)
 
     def _place(self, hello: Hello, now: float, key: str) -> Placement | None:
         """Return ``hello`` with the ids of its server; None: the sender is to repeat it.
@@ -238,9 +243,10 @@ class Intake:
             self._connections.refused(f"an item of {self._sender}", error.reason, str(error))
         except Exception as error:  # noqa: BLE001 - a bug costs only its item, and is logged
             self.reject("bug")
-            self._lines.error(
-                "bug", "an item could not be applied; this is a bug in sidestep", trace=error
-            )
+            self._log_bug("an item could not be applied", error)
+
+    def _log_bug(self, what: str, error: Exception) -> None:
+        self._lines.error("bug", "%s; this is a bug in sidestep", what, trace=error)
 
     def enqueue(self, work: Work, sender: str) -> None:
         """Append ``work`` to the queue; ``sender`` names its origin in the log."""

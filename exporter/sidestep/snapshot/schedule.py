@@ -125,21 +125,22 @@ class Snapshots:
         started = time.perf_counter()
         metrics = self._intake.metrics
         loop = asyncio.get_running_loop()
-        async with self._ingest.held():
-            # In a thread, where nothing changes meanwhile: engines take up to 0.1 ms each.
-            begin = self._capture.begin()
-            pieces = await loop.run_in_executor(self._writer, self._capture.encode, begin)
         try:
+            async with self._ingest.held():
+                # In a thread, where nothing changes meanwhile: engines take up to 0.1 ms each.
+                begin = self._capture.begin()
+                pieces = await loop.run_in_executor(self._writer, self._capture.encode, begin)
             size = await loop.run_in_executor(self._writer, self.directory.write, pieces)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - after a restart, what a bug fails at would come again
             self._healthy = False
             metrics.add("sidestep_snapshot_errors_total")
-            self._lines.warning(
+            self._lines.error(
                 "write",
                 "cannot write the snapshot in %s: %s; pages are served, but a restart would lose what"
                 " they show, and senders keep their unacknowledged frames",
                 self.directory.path,
-                error.strerror or error,
+                getattr(error, "strerror", None) or f"{error!r}, a bug in sidestep",
+                trace=None if isinstance(error, OSError) else error,
             )
             return
         if not self._healthy:
