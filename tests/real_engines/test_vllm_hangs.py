@@ -375,7 +375,13 @@ async def test_another_exporter_finds_the_wedge(wedged: Engine, bench: Bench) ->
             second = await stack.enter_async_context(bench.site.exporter())
             watch.exporter = await second.started()
             began_at = time.monotonic()
-            seen = await watch.found(engine.identity, is_stalled, FOUND_WITHIN, "stalled")
+            # Of the engine's two streams, the front end's may be the first to connect.
+            seen = await watch.found(
+                engine.identity,
+                lambda each: is_stalled(each) and each.reason == wedge.reason,
+                FOUND_WITHIN,
+                "stalled",
+            )
             frames = await assert_shown(
                 watch, engine.identity, wedge.reason, model_name=engine.name
             )

@@ -54,17 +54,17 @@ async def test_records_have_the_objectives_of_the_page(
         async with Client(server.base) as client:
             answers = await client.mixed(leave=False, stop_strings=False)
         await settled_alone(exporter, idle)
+        completed = [answer for answer in answers if not answer.refused]
 
         async def is_complete() -> bool:
-            page = parse(await exporter.page())
-            return len(lines(log)) == value(page, "vllm:request_success")
+            ended = value(parse(await exporter.page()), "vllm:request_success")
+            return len(lines(log)) == ended == reasons(completed).total()
 
         await until(is_complete, 30.0, "a record for each request that ended")
         page = parse(await exporter.page())
     records = lines(log)
     _assert_as_on_the_page(records, page)
     _assert_objectives(records, page)
-    completed = [answer for answer in answers if not answer.refused]
     assert ends(records) == reasons(completed)
     assert sum(record["output_tokens"] for record in records) == generated(completed)
     # Those of a request count once for all of its samples.
