@@ -223,7 +223,7 @@ def test_sleep_states_are_of_all_engines_and_rejections_of_none() -> None:
 
 @pytest.mark.parametrize("level", [-1, 99, 1 << 80])
 def test_a_level_of_sleep_without_a_name_is_no_level(level: int) -> None:
-    """vLLM falls asleep at any level, and the exporter would refuse the item."""
+    """An engine falls asleep at any level, and the exporter would refuse the item."""
     sink = Sink()
     sink.tap.record_sleep_state(1, level)
 
