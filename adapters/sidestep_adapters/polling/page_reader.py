@@ -76,7 +76,8 @@ class PageReader:
             return True
         numbers = page.setdefault(row.name, {})
         if row.kind == "counter":
-            numbers[own] = numbers.get(own, 0.0) + value
+            # A snapshot with a larger total could not be restored.
+            numbers[own] = min(numbers.get(own, 0.0) + value, VALUE_LIMIT)
         else:
             numbers[own] = max(numbers.get(own, value), value)
         return True

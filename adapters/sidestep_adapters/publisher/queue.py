@@ -126,10 +126,13 @@ class ItemQueue:
     def _add(self, sender: Sender, entry: Item | ItemFactory, describe: Callable[[], None]) -> None:
         encoded: list[bytes] = []
         try:
-            items = entry() if callable(entry) else (entry,)
-            encoded += map(encode_item, items)
-        except Exception:  # noqa: BLE001 - an invalid value drops its own record only
-            self._fail("an item could not be encoded")
+            for item in entry() if callable(entry) else (entry,):
+                try:
+                    encoded.append(encode_item(item))
+                except Exception:  # noqa: BLE001 - an invalid value drops its own item only
+                    self._fail("an item could not be encoded")
+        except Exception:  # noqa: BLE001 - as above
+            self._fail("a record could not be made into items")
         describe()
         fitting = [item for item in encoded if len(item) <= MAX_ITEM_BYTES]
         sender.dropped += len(encoded) - len(fitting)

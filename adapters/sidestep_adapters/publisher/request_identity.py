@@ -51,7 +51,8 @@ class IdentityMaker:
         """
         if not self.is_on:
             return None
-        priority = max(-COUNT_LIMIT, min(priority, COUNT_LIMIT))
+        # A client may give anything, such as 0.5 or "high".
+        priority = max(-COUNT_LIMIT, min(priority, COUNT_LIMIT)) if type(priority) is int else 0
         trace = (trace_headers or {}).get("traceparent", "")
         if not _TRACEPARENT.fullmatch(trace):
             trace = ""

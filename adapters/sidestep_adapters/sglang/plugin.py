@@ -205,6 +205,8 @@ def _note_limit(name: str, *arguments: Any) -> None:
     try:
         getattr(own.limits, name)(*arguments)
     except Exception:  # noqa: BLE001 - SGLang does not catch a hook's exceptions
+        # Otherwise the time of the limit that was noted last would grow forever.
+        own.limits.paused(False)
         own.limits = None
         own.deferred.fail("a limit could not be noted; no more are")
 

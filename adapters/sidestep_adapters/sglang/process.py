@@ -168,7 +168,10 @@ class Process:
 
     def _periodic_items(self) -> Iterator[Item]:
         for reader in self.readers:
-            reader()
+            try:
+                reader()
+            except Exception:  # noqa: BLE001 - another release may lack anything: the others go on
+                self.deferred.fail("what SGLang does not report could not be read")
         return iter(())
 
     def _current_state(self) -> list[Item]:

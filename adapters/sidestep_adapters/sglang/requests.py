@@ -52,6 +52,7 @@ MAX_PROMPTS = 1024
 ROOM = 256
 """Free entries that the queue must have when a request ends: they are left to counters."""
 
+_decode = msgspec.msgpack.Decoder(SglangRequest).decode
 _STATUSES = {int(status): status.name.lower() for status in HTTPStatus}
 
 
@@ -137,7 +138,9 @@ class RequestRecorder(MetricSource):
         if isinstance(key, Ended):
             try:
                 value()
-                self._ended.append(self._request(key))
+                # As the exporter takes it: with an invalid value it would refuse the whole item.
+                made = msgspec.msgpack.encode(self._request(key))
+                self._ended.append(_decode(made))
             except Exception:
                 self._failed += 1
                 raise
@@ -278,7 +281,7 @@ def _reason(ended: Ended) -> tuple[str, str]:
     """
     reason = ended.reason
     if not isinstance(reason, dict):
-        return str(reason), "bad_request" if reason == "refused" else ""
+        return printable(reason), "bad_request" if reason == "refused" else ""
     kind, status = str(reason.get("type")), reason.get("status_code")
     if kind != "abort" or status is None:
         return printable(kind), ""

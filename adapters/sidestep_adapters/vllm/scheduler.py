@@ -231,6 +231,9 @@ class _Tapped(Base):  # type: ignore[misc]
         if self._core is not None and known and not getattr(request, "resumable", True):
             self._core.requests.session_closed(request.request_id)
         super().add_request(request)
+        if self._core is not None and known:
+            # A session that still answers its last input ends later, for a reason of its own.
+            self._core.requests.session_closed("")
         if self._core is not None and not known:
             self._core.requests.queued(request)
             if self._core.is_paused(self):

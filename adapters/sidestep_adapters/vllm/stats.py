@@ -174,7 +174,8 @@ class VllmTap:
     def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
         """Record that all engines of this front end fall asleep or wake up."""
         try:
-            self._sleep = int(sleep), int(level)
+            # Anyone who may put the engines to sleep chooses the level: one without a name is 0.
+            self._sleep = int(sleep), int(level) if level in (1, 2) else 0
             for index in self._index.values():
                 self._push(VllmSleep(index, time.monotonic(), *self._sleep))
         except Exception:  # noqa: BLE001 - as above

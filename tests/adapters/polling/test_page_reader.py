@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from sidestep.engines.row_builders import SampledRows
 from sidestep.errors import PollError
+from sidestep.protocol.limits import VALUE_LIMIT
 from sidestep_adapters.polling.page_reader import MAX_LINES, SLICE_LINES, PageReader
 
 TOY = SampledRows("toy_")
@@ -109,3 +110,8 @@ async def test_the_event_loop_runs_between_slices() -> None:
     counting.cancel()
 
     assert turns >= 10
+
+
+async def test_the_sum_of_a_repeated_series_has_the_limit_of_a_number() -> None:
+    """A snapshot of the exporter with a larger one could not be restored."""
+    assert await read("toy_tokens_total 9e14\n" * 2) == {"toy_tokens_total": VALUE_LIMIT}

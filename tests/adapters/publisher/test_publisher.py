@@ -203,14 +203,14 @@ async def test_an_idle_engines_gauges_return_with_the_exporter(
 
 
 async def test_an_item_that_cannot_be_encoded_drops_only_itself(start: Start) -> None:
-    """The failure is counted and reported to the exporter; later items arrive."""
+    """The failure is counted and reported to the exporter; later items of the same record arrive."""
     async with start() as exporter:
         one = publisher(exporter.endpoints[0])
         bad = step()
         bad.iteration = object()  # type: ignore[assignment]
-        one.push(bad)
+        one.push(lambda: [step(), bad, step()])
         one.push(step())
-        await until(lambda: generated(exporter) == 1)
+        await until(lambda: generated(exporter) == 3)
         await until(lambda: exporter.ingest.intake.receiver.streams["s"].errors == 1)
         await asyncio.to_thread(one.close)
 

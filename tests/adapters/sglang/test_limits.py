@@ -238,7 +238,11 @@ def test_a_hook_that_fails_is_the_last(bench: Bench, monkeypatch: pytest.MonkeyP
         bench.recorder._open[0],
     )
     hooks["continue_generation"](None, "scheduler", "request")
+    bench.scheduler.waiting_queue.append(request())
+    bench.choose(decode())
     hooks["get_next_batch_to_run"](None, SimpleNamespace(), running_batch=None)
+    bench.now += 100.0
 
     assert process.limits is None
     assert 1 == len(bench.failures)
+    assert bench.read() == {}

@@ -41,6 +41,17 @@ def test_queue_lengths_are_read_from_the_schedulers_lists() -> None:
     assert [value for _, _, value, _ in deferred.queue] == [(3, 1), (3, 2)]
 
 
+def test_a_reader_that_fails_keeps_no_other_from_reading() -> None:
+    """Its failure is counted; a release may lack what one of them reads."""
+    process = Process("ipc://nowhere", "pod", beside=False)
+    failures, read = list[str](), list[int]()
+    process.deferred.fail = failures.append
+    process.readers += [lambda: read.append(1 // 0), lambda: read.append(2)]
+    list(process._periodic_items())
+
+    assert (len(failures), read) == (1, [2])
+
+
 @pytest.mark.parametrize(
     "more",
     [

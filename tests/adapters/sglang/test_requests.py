@@ -251,6 +251,21 @@ def test_a_full_queue_counts_what_it_does_not_hold(process: Recorded) -> None:
     assert process.deferred.dropped == 2
 
 
+@pytest.mark.parametrize("process", [(False, "hash")], indirect=True)
+def test_odd_values_cost_no_more_than_their_own_record(process: Recorded) -> None:
+    """An item with an invalid value would be refused as a whole, with the counts of other requests."""
+    manager = Manager()
+    for priority in (0.5, "high", True):
+        manager.finish(manager.ask(priority=priority))
+    manager.finish(manager.ask(), scheduler=scheduled(-1.0, float("nan")))
+    manager.finish(manager.ask(), reason="\ud800")
+    (item,) = process.taken()
+
+    assert [request.reason for request in item.ended] == ["stop"] * 3 + ["?"]
+    assert item.unseen == len(process.failures) == 1
+    assert {f.name: f.samples[0].value for f in item.counters}["sglang:num_requests_total"] == 5
+
+
 def test_no_exception_reaches_the_engine(process: Recorded) -> None:
     """A request that cannot be read has no record; SGLang counts it, and other requests have theirs."""
     manager = Manager()

@@ -322,6 +322,23 @@ def test_what_fails_beside_a_step_ends_no_core(
     assert errors == 2
 
 
+def test_a_session_that_is_closed_while_it_answers_ends_for_its_own_reason(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only one that waits for input ends by that; another may still be aborted."""
+    with importable(monkeypatch, f"ipc://{tmp_path}/none") as ours:
+        scheduler = ours.scheduler(config())
+        last = Request("s")
+        vars(last)["resumable"] = False
+        for request in (Request("s"), last):
+            scheduler.add_request(request)
+        scheduler.finish_all()
+        _, (_, _, _, is_stopped) = scheduler._core.requests._deferred_events[-1]
+        scheduler.shutdown()
+
+    assert not is_stopped
+
+
 def test_a_pause_of_the_tapped_scheduler(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pausing says so, and so does a request that arrives meanwhile; resuming ends it."""
     with (

@@ -221,6 +221,15 @@ def test_sleep_states_are_of_all_engines_and_rejections_of_none() -> None:
     assert [item.engine for item in sink.sent()] == [0, 1, 0]
 
 
+@pytest.mark.parametrize("level", [-1, 99, 1 << 80])
+def test_a_level_of_sleep_without_a_name_is_no_level(level: int) -> None:
+    """An engine falls asleep at any level, and the exporter would refuse the item."""
+    sink = Sink()
+    sink.tap.record_sleep_state(1, level)
+
+    assert [(item.sleep, item.level) for item in sink.sent()] == [(1, 0)] * 2
+
+
 def test_a_diffusion_models_numbers_have_their_own_field() -> None:
     """The numbers arrive in the struct of speculative decoding."""
     sink = Sink(diffusion=True)
