@@ -77,6 +77,7 @@ FILES = {
     "no address": ("[web]\nlisten-address = []", "give at least one"),
     "unknown buckets": ("[buckets]\nx = [1]", "buckets.x is unknown"),
     "decreasing buckets": ("[buckets]\nrequest_latency = [2, 1]", "must increase strictly"),
+    "huge bucket": (f"[buckets]\nrequest_latency = [{10**400}]", "or more finite numbers"),
     "unknown schema": ("[schemas]\nx = 3", "schemas.x is unknown"),
     "too fine": ("[schemas]\nrequest_latency = 9", "give a whole number from -4 to 8"),
     "no number": ("[schemas]\nrequest_latency = true", "give a whole number"),

@@ -7,7 +7,7 @@ defaults; the exporter's configuration takes precedence over both.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
@@ -15,6 +15,7 @@ from sidestep.errors import ConfigError
 from sidestep.protocol.limits import COARSEST, FINEST
 
 Bounds = tuple[float, ...]
+LARGEST = sys.float_info.max
 
 VLLM: Mapping[str, Bounds] = {
     "request_latency": (
@@ -170,7 +171,9 @@ def checked(family: str, bounds: Iterable[object]) -> Bounds:
     """Return ``bounds`` as floats after checking them."""
     values = list(bounds)
     if not values or not all(
-        isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in values
+        # Comparisons, since an integer may be larger than any float.
+        isinstance(v, int | float) and not isinstance(v, bool) and -LARGEST <= v <= LARGEST
+        for v in values
     ):
         raise ConfigError(f"buckets of {family}: give one or more finite numbers")
     result = tuple(float(v) for v in values if isinstance(v, int | float))
