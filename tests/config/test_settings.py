@@ -83,6 +83,7 @@ FILES = {
     "no number": ("[schemas]\nrequest_latency = true", "give a whole number"),
     "no table": ("schemas = 3", "schemas must be a table"),
     "unknown histograms": ('histograms = "new"', "histograms"),
+    "no bounds shown": ("[shown_buckets]\nx = []", "sidestep.toml: shown_buckets.x: give one or"),
     "no buckets": ("[buckets]\nrequest_latency = []", "give one or more finite numbers"),
 }
 
