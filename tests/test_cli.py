@@ -111,9 +111,12 @@ def test_a_configuration_is_checked_without_a_start(tmp_path: Path) -> None:
         ("--log.level", "loud", "must be one of"),
         ("--ingest.endpoint", "unix:///x", "must begin with ipc:// or tcp://"),
         ("--ingest.endpoint", "ipc://@x", "must be the path of a file"),
+        ("--ingest.endpoint", "ipc:///x/\udcff", "'utf-8' codec can't encode"),
         ("--ingest.endpoint", "tcp://0.0.0.0:9858", "reaches beyond this host"),
         ("--engine", "other=http://h:1", "'other' is no kind of server"),
+        ("--ingest.ipc-group", "1" * 5000, "no such group"),
         ("--state.dir", __file__, "is no directory that can be written to"),
+        ("--state.dir", "x" * 300, "File name too long"),
     ],
 )
 def test_a_wrong_configuration_is_found_without_a_start(flag: str, value: str, what: str) -> None:

@@ -251,3 +251,13 @@ async def test_errors_of_exporters_are_one_line() -> None:
         one_line(
             await asyncio.to_thread(compare, f"{odd}@-1h/now", odd), 2, "no answer of a Prometheus"
         )
+
+
+def test_a_change_beyond_all_floats_is_a_number(tmp_path: Path) -> None:
+    """Latencies of no time after such of centuries, and the reverse."""
+    a, b = (
+        write(tmp_path / str(e2e), run(1, 20, e2e_seconds=e2e, ttft_seconds=e2e))
+        for e2e in (1e-300, 1e10)
+    )
+    for sources in ((a, b), (b, a)):
+        assert report(compare(*sources, "--json"))["rows"]

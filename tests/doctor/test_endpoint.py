@@ -96,6 +96,7 @@ def test_the_report_names_code_and_remedy(tmp_path: Path) -> None:
         (f"ipc:///{'x' * 107}", "longer than 107 bytes"),
         ("tcp://127.0.0.1", "must be tcp://HOST:PORT"),
         ("tcp://127.0.0.1:none", "must be tcp://HOST:PORT"),
+        ("tcp://exporter..svc:9858", "must be tcp://HOST:PORT"),
         ("tcp://*:5557", "an address to listen on"),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 from exporters import Start
 from fronts import HASH, front, user
 from pages import get
+from sidestep.protocol.limits import escape
 
 USUAL = (
     "127.0.0.1", "127.0.0.1:9857", "localhost", "LocalHost.:9857", "[::1]:9857", "10.1.2.3", "node1:9857",
@@ -84,7 +85,7 @@ async def test_the_debug_page_needs_a_login_over_a_network(
     config: str, status: int, start: Start, tmp_path: Path
 ) -> None:
     """Over loopback it needs none: settings and stacks are no secrets to a process of the pod."""
-    file = tmp_path / "web.yml"
+    file = tmp_path / "\udcff.yml"
     file.write_text(config)
     flags = {"web_listen_address": ["0.0.0.0:0"], "web_config_file": str(file)}
     async with start(**flags) as exporter, aiohttp.ClientSession() as session:
@@ -96,5 +97,10 @@ async def test_the_debug_page_needs_a_login_over_a_network(
         answer = await session.get(url.replace("127.0.0.1", own_address()), headers=login)
         assert answer.status == status
 
-    for line in ("== settings", f"web.config.file {file}", "MainThread:", "Stack for <Task"):
+    for line in (
+        "== settings",
+        f"web.config.file {escape(str(file))}",
+        "MainThread:",
+        "Stack for <Task",
+    ):
         assert line in text

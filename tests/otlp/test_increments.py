@@ -97,8 +97,8 @@ def test_increments_of_histograms_add_up(batches: list[list[float]], schema: int
 
 
 def test_totals_outlive_the_process(tmp_path: Path) -> None:
-    """Those of all kinds; a damaged file is none."""
-    values = [10.0, CLASSIC, Exponential(1, 2, {3: 4}, 9.0)]
+    """Those of all kinds, and of any size; a damaged file is none."""
+    values = [10.0, 10**20, CLASSIC, Exponential(1, 2, {3: 4}, 9.0)]
     directory = StateDirectory(tmp_path)
     for value in values:
         found = Increments(KINDS, directory)
@@ -109,6 +109,10 @@ def test_totals_outlive_the_process(tmp_path: Path) -> None:
         sent = increment(found, value, 200)
         assert sent is not None
         assert sent.start == 100
+    # More than any engine counts: a warning, no end of the process.
+    increment(found, ((), [1 << 70], 0.0), 300)
+    found.commit()
+    found.save(300)
     (tmp_path / FILE).write_bytes(b"torn")
     found = Increments(KINDS, directory)
     assert increment(found, 12.0, 200) == Series({"a": "b"}, 12.0, START)

@@ -137,6 +137,13 @@ async def test_sort() -> None:
         assert screen.app.order.key == "state"
 
 
+async def test_sort_without_columns() -> None:
+    """A terminal of one column has room for none of the table's."""
+    async with view(Reports(engine(1)), size=(1, 24)) as screen:
+        await screen.press("s", "left")
+        assert screen.table.columns == []
+
+
 async def test_click() -> None:
     """A click on a heading sorts by it, and a second one reverses; a click on a line opens it."""
     async with view(Reports(*map(engine, range(4)))) as screen:

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,6 +43,7 @@ from sidestep_tools.why.timeline import Timeline as Read
 from sidestep_tools.why.trace import trace
 from slow_engines import INFO, Load, connected, fed
 from socket_peers import batch, connect
+from web_servers import server
 
 SLOW = {
     "front_end_in": Load(front_end=1.0),
@@ -342,6 +344,19 @@ async def test_an_exporter_without_a_timeline_or_engines(start: Start) -> None:
         text = await why(exporter.url.removesuffix("/metrics"))
 
     assert text == "no engine has sent anything yet\n"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"limit_seconds": {"slots": 1.0, "none": -1.0}}, {"steps": {"end": [1.0]}}]
+)
+async def test_a_timeline_that_cannot_be_is_one_line(wrong: dict[str, Any]) -> None:
+    """Limits of negative length, and columns of different lengths."""
+
+    async def answer(_: web.Request) -> web.Response:
+        return web.json_response({"engines": [{"id": "e", **wrong}]})
+
+    async with server(answer, "/api/v1/timeline") as url:
+        one_line(await asyncio.to_thread(sidestep, "why", url), 1, "it has no timeline")
 
 
 @pytest.mark.parametrize(

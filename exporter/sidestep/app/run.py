@@ -61,7 +61,10 @@ def check(exporter: Exporter) -> None:
         access(config).check(endpoint)
     if config.state_dir:
         path = Path(config.state_dir)
-        found = next(each for each in (path, *path.parents) if each.exists())
+        try:
+            found = next(each for each in (path, *path.parents) if each.exists())
+        except OSError as error:
+            raise ConfigError(f"--state.dir {path}: {error.strerror}") from None
         if not found.is_dir() or not os.access(found, os.W_OK | os.X_OK):
             raise ConfigError(f"--state.dir {path}: {found} is no directory that can be written to")
 

@@ -7,7 +7,7 @@ defaults; the exporter's configuration takes precedence over both.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
@@ -15,6 +15,7 @@ from sidestep.errors import ConfigError
 from sidestep.protocol.limits import COARSEST, FINEST
 
 Bounds = tuple[float, ...]
+LARGEST = sys.float_info.max
 
 VLLM: Mapping[str, Bounds] = {
     "request_latency": (
@@ -159,21 +160,23 @@ DEFAULTS: Mapping[str, Bounds] = {
 }
 
 
-def checked_schema(family: str, schema: object) -> int:
-    """Return ``schema``, of a family's native histograms, after checking it."""
+def checked_schema(key: str, schema: object) -> int:
+    """Return ``schema``, the value of a file's ``key``, after checking it."""
     if isinstance(schema, int) and not isinstance(schema, bool) and COARSEST <= schema <= FINEST:
         return schema
-    raise ConfigError(f"schema of {family}: give a whole number from {COARSEST} to {FINEST}")
+    raise ConfigError(f"{key}: give a whole number from {COARSEST} to {FINEST}")
 
 
-def checked(family: str, bounds: Iterable[object]) -> Bounds:
-    """Return ``bounds`` as floats after checking them."""
+def checked(key: str, bounds: Iterable[object]) -> Bounds:
+    """Return ``bounds``, the value of a file's ``key``, as floats after checking them."""
     values = list(bounds)
     if not values or not all(
-        isinstance(v, int | float) and not isinstance(v, bool) and math.isfinite(v) for v in values
+        # Comparisons, since an integer may be larger than any float.
+        isinstance(v, int | float) and not isinstance(v, bool) and -LARGEST <= v <= LARGEST
+        for v in values
     ):
-        raise ConfigError(f"buckets of {family}: give one or more finite numbers")
+        raise ConfigError(f"{key}: give one or more finite numbers")
     result = tuple(float(v) for v in values if isinstance(v, int | float))
     if any(a >= b for a, b in pairwise(result)):
-        raise ConfigError(f"buckets of {family} must increase strictly")
+        raise ConfigError(f"{key} must increase strictly")
     return result

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable
 
-from sidestep.protocol.limits import MAX_LABEL_CHARS, is_printable
+from sidestep.protocol.limits import COUNT_LIMIT, MAX_LABEL_CHARS, is_printable
 from sidestep.transport.addresses import check_bindable, checked_endpoint
 
 DAY = 86400.0
@@ -23,9 +23,9 @@ _FAMILIES = re.compile(r"[a-zA-Z0-9_:*?!\[\]-]{1,256}")
 
 
 def text(value: object) -> str:
-    """Accept any text, but not a number in the file."""
-    if not isinstance(value, str):
-        raise ValueError("must be a string")  # noqa: TRY004 - read() turns it into one line
+    """Accept any text, but not a number in the file, nor a NUL, which no path can have."""
+    if not isinstance(value, str) or "\0" in value:
+        raise ValueError("must be a string without NUL")
     return value
 
 
@@ -123,17 +123,19 @@ def positive_seconds(value: object) -> float:
 
 def positive(value: object) -> int:
     """Parse a whole number above 0."""
-    digits = str(value)
-    if not digits.isdecimal() or not int(digits):
+    found = whole(value, "must be a whole number above 0")
+    if not found:
         raise ValueError("must be a whole number above 0")
-    return int(digits)
+    return found
 
 
-def whole(value: object) -> int:
-    """Parse a whole number, 0 included."""
+def whole(value: object, error: str = "must be a whole number, 0 or above") -> int:
+    """Parse a whole number, 0 included, that engines can read."""
     digits = str(value)
     if not digits.isdecimal():
-        raise ValueError("must be a whole number, 0 or above")
+        raise ValueError(error)
+    if len(digits) > len(str(COUNT_LIMIT)) or int(digits) > COUNT_LIMIT:
+        raise ValueError(f"must be {COUNT_LIMIT} at most")
     return int(digits)
 
 

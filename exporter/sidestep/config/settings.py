@@ -211,9 +211,9 @@ def _table(name: str, key: str, table: object) -> dict[str, Any]:
             known = ", ".join(sorted(buckets.DEFAULTS))
             raise ConfigError(f"{name}: {key}.{family} is unknown; known are {known}")
         if key == "schemas":
-            found[family] = buckets.checked_schema(family, value)
+            found[family] = buckets.checked_schema(f"{name}: {key}.{family}", value)
         elif isinstance(value, list):
-            found[family] = buckets.checked(family, value)
+            found[family] = buckets.checked(f"{name}: {key}.{family}", value)
         else:
             raise ConfigError(f"{name}: {key}.{family} must be a list of numbers")
     return found

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Iterable, Iterator
 
 from sidestep import __version__
+from sidestep.protocol.limits import escape
 from sidestep.telemetry.logs import recent
 
 PATH = "/-/debug"
@@ -52,4 +53,5 @@ def _threads() -> Iterator[str]:
 
 
 def _indented(lines: Iterable[str]) -> str:
-    return "".join(f"  {line}\n" for text in lines for line in text.splitlines())
+    # A setting can have bytes that are no UTF-8.
+    return "".join(f"  {escape(line)}\n" for text in lines for line in text.splitlines())

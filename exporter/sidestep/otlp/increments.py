@@ -63,6 +63,9 @@ class Increments:
 
     def _of_family(self, family: SeriesFamily, stamp: int) -> Iterator[Series]:
         for one in family.series:
+            if isinstance(one.value, int):
+                # The file has no integers over 64 bits, which operations of a GPU are in hours.
+                one = one._replace(value=float(one.value))  # noqa: PLW2901
             key = family.name, tuple(sorted(one.labels.items()))
             known = self._accepted.get(key)
             self._sent[key] = Total(one.value, one.start, stamp)
@@ -97,12 +100,13 @@ class Increments:
             return
         items = iter(self._accepted.items())
         pieces = []
-        while some := list(islice(items, PER_PIECE)):
-            pieces.append(msgspec.msgpack.encode(some))
         try:
+            while some := list(islice(items, PER_PIECE)):
+                pieces.append(msgspec.msgpack.encode(some))
             self._directory.write(pieces, FILE)
-        except OSError as error:
-            log.warning("cannot write the totals sent by OTLP: %s", error.strerror or error)
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or error
+            log.warning("cannot write the totals sent by OTLP: %s", reason)
 
 
 def _read(directory: StateDirectory) -> Iterator[tuple[Key, Total]]:

@@ -172,9 +172,9 @@ def is_loopback(endpoint: str) -> bool:
 
 
 def _gid(name: str) -> int:
-    if name.isdecimal() and int(name) < _NO_GROUP:
-        return int(name)
     try:
+        if name.isdecimal() and int(name) < _NO_GROUP:
+            return int(name)
         return grp.getgrnam(name).gr_gid
-    except KeyError:
+    except (KeyError, ValueError):  # ValueError: thousands of digits
         raise ConfigError(f"ingest.ipc-group {name!r}: no such group") from None

@@ -30,7 +30,8 @@ def check_bindable(endpoint: str) -> None:
 
 
 def checked_endpoint(endpoint: str) -> str:
-    """Return ``endpoint`` after checking the name of its host."""
+    """Return ``endpoint`` after checking the name of its host, and that it is UTF-8, as ZeroMQ's are."""
+    endpoint.encode()
     host = host_and_port(endpoint)[0] if endpoint.startswith(TCP) else ""
     if host and not is_host(host):
         raise ValueError(f"{host!r} is no name or address of a host")

@@ -26,6 +26,8 @@ MOST_ALIKE = 0.8
 """Highest correlation of consecutive blocks that is taken for real."""
 DRAWS = 1000
 SEED = 39
+FARTHEST = 30.0
+"""Highest logarithm of a change: beyond it a float cannot tell a decrease from one to nothing."""
 Z = 1.96
 """Half the width of a 95 % interval, in standard deviations."""
 
@@ -186,9 +188,8 @@ def relative_change(a: Estimate, b: Estimate) -> Estimate | None:
     if not (a.value > 0 and b.value > 0):
         return None
     value, low, high = difference(_logarithm(a), _logarithm(b))
-    if low is None or high is None:
-        return Estimate(math.expm1(value))
-    return Estimate(math.expm1(value), math.expm1(low), math.expm1(high))
+    known = (each for each in (value, low, high) if each is not None)
+    return Estimate(*(math.expm1(min(max(each, -FARTHEST), FARTHEST)) for each in known))
 
 
 def _logarithm(of: Estimate) -> Estimate:

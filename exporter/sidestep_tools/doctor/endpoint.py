@@ -12,7 +12,7 @@ from pathlib import Path
 from sidestep.diagnosis.finding import Code, Finding
 from sidestep.errors import ConfigError
 from sidestep.transport.access import is_loopback
-from sidestep.transport.addresses import IPC, TCP, host_and_port
+from sidestep.transport.addresses import IPC, TCP, host_and_port, is_host
 from sidestep.transport.connect_problems import KEYS, UNANSWERED
 from sidestep.transport.curve_connection import CurveConnection
 from sidestep.transport.endpoint import IPC_PATH_CHARS
@@ -85,7 +85,7 @@ def _malformed(endpoint: str) -> str:
     if not endpoint.startswith(TCP):
         return "it must begin with ipc:// or tcp://"
     host, port = host_and_port(endpoint)
-    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+    if not is_host(host) or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         return "it must be tcp://HOST:PORT"
     return "* is an address to listen on, not to connect to" if host == "*" else ""
 

@@ -223,6 +223,8 @@ class TopApp(App[None]):
     def action_sort(self, step: int) -> None:
         """Sort by the next column on the screen, in the order that is usual for it."""
         keys = self.query_one(EngineTable).columns
+        if not keys:
+            return  # None fits.
         index = keys.index(self.order.key) + step if self.order.key in keys else 0
         self._sort(Order(keys[index % len(keys)]))
 

@@ -71,12 +71,17 @@ class Steps(msgspec.Struct, kw_only=True):
     """Columns of steps in the order of their arrival; ``limit`` is an index into ``Timeline.limits`` or -1."""
 
     end: list[float] = []
-    seconds: list[float | None] = []
+    seconds: list[Seconds | None] = []
     prefill_requests: list[int] = []
     prefill_tokens: list[int] = []
     decode_requests: list[int] = []
     decode_tokens: list[int] = []
     limit: list[int] = []
+
+    def __post_init__(self) -> None:
+        """Refuse columns of different lengths."""
+        if len({len(column) for column in msgspec.structs.astuple(self)}) > 1:
+            raise ValueError("columns of steps differ in length")
 
 
 class EngineTimeline(msgspec.Struct, kw_only=True):
@@ -94,7 +99,7 @@ class EngineTimeline(msgspec.Struct, kw_only=True):
     dialect: str = ""
     state: str | None = None
     reason: str | None = None
-    limit_seconds: dict[str, float] = {}
+    limit_seconds: dict[str, Seconds] = {}
     steps: Steps = msgspec.field(default_factory=Steps)
     requests: list[Record] = []
 
