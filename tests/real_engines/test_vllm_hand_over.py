@@ -41,13 +41,13 @@ def words(random_: random.Random) -> str:
     return " ".join(str(random_.random()) for _ in range(random_.choice([1, 6, 12])))
 
 
-async def load(base: str, books: Books, start: int, count: int) -> None:
-    """Send requests of two tenants, some at a time."""
+async def load(base: str, books: Books, start: int, count: int, tokens: int = 8) -> None:
+    """Send requests of two tenants, some at a time, for ``tokens`` or a few more."""
     random_ = random.Random(start)
     async with aiohttp.ClientSession() as session:
         for begin in range(start, start + count, 4):
             await asyncio.gather(*(
-                ask(session, base, f"tenant{number % 2}-{number}", books, (words(random_), 8 + number % 5))
+                ask(session, base, f"tenant{number % 2}-{number}", books, (words(random_), tokens + number % 5))
                 for number in range(begin, min(begin + 4, start + count))
             ))  # fmt: skip
 
@@ -186,7 +186,8 @@ async def test_one_exporter_for_both_roles(vllm: VllmSite, prefill_mode: str) ->
             await prefill.started()
             await decode.started()
             async with proxy(prefill.base, decode.base) as base:
-                await load(base, books, 0, 24)
+                # So long that the prefill engine's end comes before the decode engine's.
+                await load(base, books, 0, 24, 150)
                 (page,) = await settled([exporter], books)
 
     records = [json.loads(line) for line in log.read_text().splitlines()]
