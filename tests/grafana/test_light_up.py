@@ -147,6 +147,7 @@ def scraped(
                     if made.rounds == 1:
                         async with made.adapters_running():
                             await _adapters_seen(servers.values())
+                await _computed(servers.values())
                 return Scraped(servers, start, time.time())
 
         yield asyncio.run(play())
@@ -157,6 +158,16 @@ async def _adapters_seen(servers: Iterable[Prometheus]) -> None:
     for server in servers:
         for state in ("running", "waiting"):
             query = f'sidestep_lora_requests{{job="sidestep",state="{state}"}}'
+            await asyncio.to_thread(server.until, query, bool)
+
+
+async def _computed(servers: Iterable[Prometheus]) -> None:
+    """Wait until servers have scraped what an exporter computes every ten seconds, and later than all else."""
+    for server in servers:
+        for query in (
+            "sidestep_kv_whatif_shared_hit_ratio",
+            f"increase(sidestep_tenant_request_part_seconds_total[{WINDOW}]) > 0",
+        ):
             await asyncio.to_thread(server.until, query, bool)
 
 
