@@ -56,7 +56,7 @@ CHURN = 16
 ATTACKED = 0.25
 """Share of a minute in which hostile connections are made."""
 RESTARTS = 4
-"""In the first sixth: afterwards an exporter takes 40 minutes to have filled all that it keeps."""
+"""In the first sixth: an exporter's memory has been level 40 minutes after its start."""
 ROWS = 18
 """Lines of the table, about."""
 PATIENCE = 120.0
