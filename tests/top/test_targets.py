@@ -17,7 +17,7 @@ from command_line import one_line, sidestep
 from exporters import Start, page_of_engine, until
 from ports import free_port
 from reporting_processes import process
-from sidestep.catalog.page_reader import Reading, read_page
+from sidestep.catalog.page_reader import Reading, read_page, samples
 from sidestep.errors import ConfigError
 from sidestep.exposition.live.answers import EngineRow
 from sidestep.exposition.live.increases import Increases
@@ -132,6 +132,18 @@ def test_labels_are_read_as_written() -> None:
     (reading,) = read_page(text)
 
     assert reading.key == ('x\\y"\nz', "a},{b", "")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['x 5 # {trace_id="a"} 0.5 1.2', 'x{l="a # {b"} 5', 'x{l="a # {}"} 5 # {t="}",u="\\""} 1'],
+)
+def test_an_exemplar_is_no_value(line: str) -> None:
+    """It follows the value on a page in the OpenMetrics format."""
+    (sample,) = samples(line)["x"]
+
+    assert sample.value == 5.0
+    assert "trace_id" not in sample.labels
 
 
 def reading(count: float, buckets: tuple[float, ...] = (0.0, 0.0)) -> Reading:

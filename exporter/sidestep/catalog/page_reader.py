@@ -23,6 +23,8 @@ STATES = ("stalled", "unreachable", "slow", "ok", "idle", "starting", "asleep", 
 WANTED = NAMES | {STATE, STALLED, STEP_AGE}
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 _ESCAPED = re.compile(r"\\(.)")
+_EXEMPLAR = re.compile(r' # \{(?:[^"}]|"(?:[^"\\]|\\.)*")*\}[^"}]*$')
+"""What follows the value on a page in the OpenMetrics format; a label's value may look like its start."""
 COMMENTS = ("# TYPE ", "# HELP ")
 MAX_REPLICAS = 1024
 """Most replicas that are read from a page."""
@@ -94,9 +96,9 @@ def samples(text: str, wanted: Collection[str] = ()) -> Samples:
     """
     found: dict[str, list[PageSample]] = {}
     for line in text.split("\n"):
-        name, brace, rest = line.partition("{")
+        name, brace, rest = _EXEMPLAR.sub("", line).partition("{")
         if not brace:
-            name, _, rest = line.partition(" ")
+            name, _, rest = name.partition(" ")
         if name not in wanted if wanted else line.startswith("#") or not line.strip():
             continue
         inside, _, after = rest.rpartition("}") if brace else ("", "", rest)
