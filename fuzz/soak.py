@@ -421,6 +421,8 @@ def _hostile_process() -> Iterator[Connection]:
     here, there = spawn.Pipe()
     process = spawn.Process(target=_hostile, args=(there,))
     process.start()
+    # Without it here, its end in the process is the last one: if the process dies, so does the soak.
+    there.close()
     try:
         yield here
     finally:
@@ -438,7 +440,9 @@ def _hostile(parent: Connection) -> None:
         addresses, ports, seconds = parent.recv()
         with contextlib.ExitStack() as stack:
             for port, behaviour in zip(ports, HOSTS, strict=True):
-                stack.enter_context(hostile_exporter(("127.0.0.1", port), behaviour))
+                # While nothing listens on a port, another program may take it.
+                with contextlib.suppress(OSError):
+                    stack.enter_context(hostile_exporter(("127.0.0.1", port), behaviour))
             parent.send(_attack(addresses, names, time.monotonic() + seconds))
 
 
