@@ -24,7 +24,6 @@ from sidestep.protocol.engine_totals import TOTAL_LIMIT
 from sidestep.protocol.messages import DECODE_ERRORS, EngineInfo, Heartbeat
 from sidestep.protocol.stream import Stream, StreamState
 from sidestep.requests.request_log import RequestLog, lose_output
-from sidestep.snapshot.contents import same_names
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep.tracking.requests import inflight_state
 from sidestep.tracking.requests.inflight_state import GroupState, RequestsState, TrackerState
@@ -92,7 +91,12 @@ SavedPart = SavedStream | SavedEngine | SavedFederatedEngine | SavedRecords | Sa
 Piece = SavedPart | TrackerState | RequestsState | GroupState
 EnginePieces = dict[str, tuple[int, list[bytes]]]
 """Version and encoded pieces of each engine, by identity."""
-_STREAM_FIELDS = same_names(Stream, "SavedStream")
+_STREAM_FIELDS = [
+    name
+    for name in SavedStream.__struct_fields__
+    if name not in ("open", "retired", "retired_seqs")
+]
+"""Fields that have the same names in ``Stream``."""
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Piece] = msgspec.msgpack.Decoder(Piece)
 
