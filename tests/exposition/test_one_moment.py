@@ -36,7 +36,7 @@ from sidestep.metrics.registry import Registry
 from sidestep.metrics.self_described import add_samples
 from sidestep.protocol.messages import ENGINE_CORE, EngineInfo
 from sidestep.protocol.self_described import Family, Sample, Samples
-from sidestep.telemetry.self_metrics import OwnRegistry, SelfMetrics
+from sidestep.telemetry.self_metrics import SelfMetrics, own_registry
 
 OBSERVED = (
     "vllm:e2e_request_latency_seconds",
@@ -336,7 +336,7 @@ async def test_the_loop_serves_others_while_engines_are_copied() -> None:
     for number in range(4 * SLICE):
         world.registry.register(msgspec.structs.replace(info, id=str(number)))
     passthrough = PassthroughRegistry(world.registry.names)
-    copier = PageCopier(world.registry, passthrough, OwnRegistry(SelfMetrics()))
+    copier = PageCopier(world.registry, passthrough, own_registry(SelfMetrics(), ()))
     passes = 0
     copying = asyncio.create_task(copier.copy())
     while not copying.done():

@@ -40,7 +40,7 @@ from sidestep.protocol.messages import Batch, EngineInfo, Hello, encode
 from sidestep.protocol.progress import MAX_FRAMES
 from sidestep.protocol.receiver import MAX_RETIRED, MAX_STREAMS, Receiver
 from sidestep.snapshot.capture import Capture, restore
-from sidestep.telemetry.self_metrics import OwnRegistry, SelfMetrics
+from sidestep.telemetry.self_metrics import SelfMetrics, own_registry
 from sidestep.tracking.kv_blocks.tracker import Sampling
 from sidestep.tracking.requests.inflight import WAITS
 from sidestep.tracking.requests.settings import RequestSettings
@@ -80,7 +80,7 @@ class World:
         self.intake = Intake(
             Applier(registry), Receiver(boot), SelfMetrics(), clock=lambda: 0.0, wall=lambda: 1.0
         )
-        self.own = OwnRegistry(self.intake.metrics)
+        self.own = own_registry(self.intake.metrics, ())
         self.now = 0.0
         self.slowest = 0.0
         self._steps = 0
