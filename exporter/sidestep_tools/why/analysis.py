@@ -13,12 +13,12 @@ from typing import NamedTuple
 import msgspec
 
 from sidestep.catalog.tuning import CAUSES, Cause
+from sidestep_tools.request_records import Record
 from sidestep_tools.why.evidence import MIN_REQUESTS, CurvePoint, evidence, quantile
 from sidestep_tools.why.timeline import (
     FRONT_END_IN,
     QUEUE,
     EngineTimeline,
-    Record,
     Step,
     parts_of,
     steps_of,

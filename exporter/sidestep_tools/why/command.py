@@ -11,12 +11,13 @@ import msgspec
 
 from sidestep.errors import ConfigError
 from sidestep_tools.formatting import show, show_json
+from sidestep_tools.request_records import Record
 from sidestep_tools.web_client.access import Access
 from sidestep_tools.why.analysis import GRAVE, NO_ROW, Report, Row, report
 from sidestep_tools.why.evidence import CurvePoint
 from sidestep_tools.why.sources import Exporter, from_file
 from sidestep_tools.why.text import joined_line, report_lines, request_lines
-from sidestep_tools.why.timeline import EngineTimeline, Phase, Record, Timeline, phases_of
+from sidestep_tools.why.timeline import EngineTimeline, Phase, Timeline, phases_of
 from sidestep_tools.why.trace import trace
 
 EXPORTER = "http://127.0.0.1:9857"
