@@ -17,11 +17,12 @@ import pytest
 
 import metric_families
 from intakes import discard
+from rendered import copied
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.catalog.slo import Objective, Objectives
 from sidestep.engines.dialects import DIALECTS
 from sidestep.exposition import json_format
-from sidestep.exposition.engine_values import EngineCopier, RegistryValues, copied
+from sidestep.exposition.engine_values import EngineCopier, RegistryValues
 from sidestep.exposition.pages import SLICE, PageCopier
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.exposition.protobuf_page import ProtobufPage

@@ -24,15 +24,14 @@ from prometheus_client.utils import floatToGoString
 import metric_families
 from exporters import Start
 from pages import parse
+from rendered import copied, render
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.dialects import DIALECTS
 from sidestep.exposition import json_format, own_families
-from sidestep.exposition.engine_values import copied
 from sidestep.exposition.family_series import collected
 from sidestep.exposition.negotiation import Format
 from sidestep.exposition.own_families import own_values
 from sidestep.exposition.protobuf_page import encode_samples
-from sidestep.exposition.text_page import render
 from sidestep.http.responses import PIECE
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.messages import EngineInfo

@@ -12,19 +12,18 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
-from prometheus_client import generate_latest
 from prometheus_client.metrics_core import Metric
-from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as openmetrics_families,
 )
 from prometheus_client.parser import text_string_to_metric_families
 
+from rendered import render
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import VllmStep
-from sidestep.exposition.text_page import render
+from sidestep.exposition.own_families import own_values, write
 from sidestep.ingest.health import MAX_ADVANCE
 from sidestep.ingest.intake import Intake
 from sidestep.metrics.engine import Engine
@@ -206,10 +205,10 @@ class World:
     def pages(self) -> tuple[str, str]:
         """Return the text and OpenMetrics pages, with the exporter's own families."""
         registry = self.intake.registry
-        own = generate_latest(self.own)
-        own_openmetrics = generate_openmetrics(self.own)  # type: ignore[no-untyped-call]
-        text = render(registry) + own
-        return text.decode(), (render(registry, openmetrics=True) + own_openmetrics).decode()
+        own = own_values(self.own)
+        text = b"".join([render(registry), *write(own, "text")])
+        openmetrics = b"".join([render(registry, openmetrics=True), *write(own, "openmetrics")])
+        return text.decode(), openmetrics.decode()
 
     def check_pages(self) -> None:
         """Assert that Prometheus' parsers accept the pages and their values."""
