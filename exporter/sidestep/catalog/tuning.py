@@ -140,8 +140,3 @@ CAUSES = (
     ),
 )
 # fmt: on
-WORK = ("prefill", "decode", "queue.none")
-"""Parts that are the work itself, or the wait for the running step: nothing binds there.
-
-To shorten them, compute less (prefix cache, speculative decoding, quantization) or use faster hardware.
-"""

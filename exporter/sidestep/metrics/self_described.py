@@ -78,15 +78,7 @@ def _check_quota(
         if new:
             series += len(new)
             size += registry.quota.size(engine, target, new)
-    _check_limit(registry, engine, series, size)
-
-
-def _check_limit(registry: Registry, engine: Engine, series: int, size: int) -> None:
-    """Check that ``engine`` may have ``series`` more children of ``size`` bytes."""
-    if not series:
-        return
-    limit = registry.quota.limit(engine, series, size)
-    if limit:
+    if series and (limit := registry.quota.limit(engine, series, size)):
         raise registry.over_limit(limit, "too many self-described series")
 
 

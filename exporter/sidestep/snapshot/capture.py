@@ -63,10 +63,6 @@ class SavedEngine(msgspec.Struct, array_like=True, gc=False, tag="e"):
     has_origin: bool = False
 
 
-class SavedFederatedEngine(msgspec.Struct, array_like=True, gc=False, tag="f"):
-    """An engine that another exporter counted, in earlier snapshots; it is ignored."""
-
-
 class SavedProcess(msgspec.Struct, array_like=True, gc=False, tag="p"):
     """The exporter's own counters, and when they began; ``epoch`` and ``run`` only keep their places."""
 
@@ -87,8 +83,15 @@ class SavedRecords(msgspec.Struct, array_like=True, gc=False, tag="q"):
 
 
 State = tuple[int, int, int]
-SavedPart = SavedStream | SavedEngine | SavedFederatedEngine | SavedRecords | SavedProcess
-Piece = SavedPart | TrackerState | RequestsState | GroupState
+Piece = (
+    SavedStream
+    | SavedEngine
+    | SavedRecords
+    | SavedProcess
+    | TrackerState
+    | RequestsState
+    | GroupState
+)
 EnginePieces = dict[str, tuple[int, list[bytes]]]
 """Version and encoded pieces of each engine, by identity."""
 _STREAM_FIELDS = [
@@ -228,7 +231,10 @@ def _restore(intake: Intake, pieces: Sequence[Piece], now: float) -> None:
                 intake.items = piece.items
                 registry.limited.update(piece.limited)
                 intake.metrics.restore(piece.counters, piece.created)
-    _restore_requests(registry, groups)
+    trackers = _request_trackers(registry.engines.values())
+    for tracker in trackers.values():
+        inflight_state.sort_preempted(tracker)
+    inflight_state.restore_groups(registry.sample_groups, groups, trackers)
     # Last, because gauges are hidden until a stream of the engine sends a Hello.
     intake.restore(streams, now)
 
@@ -256,13 +262,6 @@ def _restore_engine(registry: Registry, piece: SavedEngine, now: float) -> None:
         registry.expose(engine)
     else:
         registry.retired[engine.id] = engine
-
-
-def _restore_requests(registry: Registry, groups: Sequence[GroupState]) -> None:
-    trackers = _request_trackers(registry.engines.values())
-    for tracker in trackers.values():
-        inflight_state.sort_preempted(tracker)
-    inflight_state.restore_groups(registry.sample_groups, groups, trackers)
 
 
 def _request_trackers(engines: Iterable[Engine]) -> dict[str, RequestTracker]:
