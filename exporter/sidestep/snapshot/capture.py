@@ -63,6 +63,10 @@ class SavedEngine(msgspec.Struct, array_like=True, gc=False, tag="e"):
     has_origin: bool = False
 
 
+class SavedFederatedEngine(msgspec.Struct, array_like=True, gc=False, tag="f"):
+    """An engine that another exporter counted, in earlier snapshots; it is ignored."""
+
+
 class SavedProcess(msgspec.Struct, array_like=True, gc=False, tag="p"):
     """The exporter's own counters, and when they began; ``epoch`` and ``run`` only keep their places."""
 
@@ -83,15 +87,8 @@ class SavedRecords(msgspec.Struct, array_like=True, gc=False, tag="q"):
 
 
 State = tuple[int, int, int]
-Piece = (
-    SavedStream
-    | SavedEngine
-    | SavedRecords
-    | SavedProcess
-    | TrackerState
-    | RequestsState
-    | GroupState
-)
+Saved = SavedStream | SavedEngine | SavedFederatedEngine | SavedRecords | SavedProcess
+Piece = Saved | TrackerState | RequestsState | GroupState
 EnginePieces = dict[str, tuple[int, list[bytes]]]
 """Version and encoded pieces of each engine, by identity."""
 _STREAM_FIELDS = [
