@@ -182,7 +182,6 @@ class Player(Replay):
 
 
 def _root(exporter: Exporter) -> str:
-    """Return the address of the exporter's page for people."""
     return exporter.url.removesuffix(exporter.config.web_telemetry_path)
 
 

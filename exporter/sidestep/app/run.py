@@ -131,7 +131,6 @@ async def running(exporter: Exporter) -> AsyncIterator[Exporter]:
 async def _serving(
     exporter: Exporter, sockets: Iterable[socket.socket], copier: PageCopier
 ) -> AsyncIterator[None]:
-    """Serve the pages while the block runs."""
     pages = Pages(copier, final_scrape=exporter.final_scrape, series_filter=exporter.series_filter)
     live = LiveView(
         exporter.intake,

@@ -60,7 +60,6 @@ class Config(OutputSettings, EngineSettings):
 
 
 def _text(value: object) -> str:
-    """Format an applied setting for the log."""
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 

@@ -40,14 +40,11 @@ class ProtobufPage:
 
 
 class _Series:
-    """Encodes the series of one family."""
-
     def __init__(self, family: Family, *, classic: bool) -> None:
         self._kind = family.kind
         self._classic = classic
 
     def encode(self, labels: bytes, value: Value, created: float) -> bytes:
-        """Encode one series."""
         if isinstance(value, Histogram):
             return proto_format.metric(labels, self._histogram(value, created))
         return proto_format.metric(labels, proto_format.single(self._kind, value, created))

@@ -200,7 +200,6 @@ class StatsLog:
                 yield engine, engine.name if names[engine.name] == 1 else engine.id
 
     def _page_lines(self) -> Iterator[Line]:
-        """Yield the lines of the engines on scraped pages."""
         before, self._readings = self._readings, {}
         now = self._clock()
         for target, text in self._pages().items():

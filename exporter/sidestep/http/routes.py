@@ -176,7 +176,6 @@ class Endpoints:
         return web.Response(text="".join(f"{frame}\n" for frame in health.stack))
 
     def _find(self, request: web.Request) -> tuple[Engine, Health]:
-        """Return the engine that the path names."""
         engine = self.pages.registry.engines.get(request.match_info["engine"])
         health = None if engine is None else self._health.of(engine)
         if engine is None or health is None:

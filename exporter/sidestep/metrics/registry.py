@@ -228,7 +228,6 @@ class Registry(ExposedEngines):
 
 
 def _by_tenant(engine: Engine) -> Iterator[dict[Key, Number]]:
-    """Yield the children of the families by tenant."""
     for row, children in zip(engine.layout.keyed, engine.keyed, strict=True):
         if row.own_labels[-1:] == (TENANT,):
             yield children

@@ -54,8 +54,6 @@ def add_samples(
 
 
 class _NewFamilies:
-    """The families that an item adds."""
-
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
         self.families: dict[str, OpenFamily] = {}
@@ -66,7 +64,6 @@ class _NewFamilies:
 def _check_quota(
     registry: Registry, engine: Engine, made: _NewFamilies, families: Sequence[Family]
 ) -> None:
-    """Check that the new children fit into the quota."""
     series = size = 0
     for family in families:
         target = made.families.get(family.name) or engine.open_families[family.name]

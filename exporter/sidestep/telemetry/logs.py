@@ -29,7 +29,6 @@ class _Text(logging.Formatter):
         self.converter = time.gmtime
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
-        """Return the line."""
         return escape(super().formatMessage(record))
 
     def formatException(self, ei: Any) -> str:  # noqa: N802

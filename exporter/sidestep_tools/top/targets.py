@@ -92,7 +92,6 @@ class Target:
         return None
 
     async def _find_page(self, session: aiohttp.ClientSession) -> str:
-        """Return the address of the metrics page."""
         for path in FURTHER_PATHS:
             status, text = await _get(session, self._root + path)
             if status == HTTPStatus.OK and text.startswith("#"):

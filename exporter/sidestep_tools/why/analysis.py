@@ -252,8 +252,6 @@ def _span(engine: EngineTimeline) -> float:
 
 
 class _Material(NamedTuple):
-    """A cause that takes a material share of the requests' time."""
-
     cause: Cause
     seconds: float
     e2e_share: float | None = None

@@ -216,7 +216,6 @@ class LiveView:
         return Body([msgspec.json.encode(live)])
 
     async def _rows(self) -> Rows:
-        """Return the rows of all engines."""
         found = Rows()
         self._shown.refresh()
         shown = [*self._shown.engines, *self._hidden_problems()]
