@@ -121,7 +121,7 @@ async def _get(session: aiohttp.ClientSession, url: str) -> tuple[int, str]:
     Raises:
         FetchError: It is too long, or for people.
     """
-    answer = await fetch.get(session, url)
+    answer = await fetch.fetch(session, url)
     if answer.status == HTTPStatus.OK and answer.content_type == "text/html":
         raise FetchError("answers with HTML: give the whole URL of its metrics page")
     return answer.status, answer.text

@@ -38,9 +38,9 @@ def run(
     as_json: bool,
 ) -> None:
     """Show the hit-ratio curve."""
-    if plot is not None:
-        # Checked before the file is read, which may take long.
-        _check_name(plot)
+    # Checked before the file is read, which may take long.
+    if plot is not None and plot.suffix.lower() != ".svg":
+        raise ConfigError(f"--plot {plot}: the name must end with .svg")
     curve, sizes, remark = _read(path, rate)
     if not curve.accesses:
         raise ConfigError(f"{path}: no lookups of blocks")
@@ -92,12 +92,6 @@ def _table(
         tokens = f"{point.blocks * block_size:>16,}" if block_size else ""
         bounds = f"{point.low:.2%} to {point.high:.2%}"
         yield f"{point.blocks:>12,}{tokens}{point.hit_ratio:>11.2%}{bounds:>20}"
-
-
-def _check_name(path: Path) -> None:
-    """Check that a picture may have this name."""
-    if path.suffix.lower() != ".svg":
-        raise ConfigError(f"--plot {path}: the name must end with .svg")
 
 
 def write_plot(path: Path, points: Sequence[Point], title: str) -> None:

@@ -138,14 +138,7 @@ def report(
     curve: Sequence[CurvePoint] = (),
     row: Row = NO_ROW,
 ) -> Report:
-    """Return what the timeline of an engine says.
-
-    Args:
-        engine: Its steps and requests.
-        limits: Names of limits.
-        curve: Its hit ratio by size of the cache; empty: unknown.
-        row: Its live numbers.
-    """
+    """Return what the timeline of an engine says, with its hit ratio by size of the cache and its live numbers."""
     steps = [*steps_of(engine, limits)]
     binding = limit_shares(steps) or _shares(engine.limit_seconds)
     usual = _usual(binding)
@@ -277,9 +270,7 @@ def _material(
 ) -> Iterator[_Material]:
     """Yield the causes that take a material share of the requests' time, the largest first.
 
-    Args:
-        alls: The parts of each request.
-        firsts: Those before its first token.
+    ``alls`` has the parts of each request, ``firsts`` those before its first token.
     """
     total, first = _sum(alls), _sum(firsts)
     taken = {cause: _taken(cause, total) for cause in CAUSES}

@@ -67,12 +67,8 @@ async def why(
 ) -> None:
     """Say why requests are slow, or where the time of some of them went.
 
-    Args:
-        sources: Exporters' addresses, or a file; several only for requests.
-        question: What to say.
-        access: Access to the exporter.
-        minutes: How many of its last minutes to look at.
-        as_json: Whether to print JSON.
+    ``sources`` are exporters' addresses, or a file; several only for requests. ``minutes`` is how many of an
+    exporter's last minutes to look at.
 
     Raises:
         ConfigError: The file cannot be read, or there is no such engine or request.
