@@ -71,11 +71,7 @@ def check(exporter: Exporter) -> None:
 
 @contextlib.asynccontextmanager
 async def running(exporter: Exporter) -> AsyncIterator[Exporter]:
-    """Run ``exporter``: listen, ingest and log until the block ends; then apply all messages that have arrived.
-
-    Yields:
-        ``exporter``.
-    """
+    """Run ``exporter``: listen, ingest and log until the block ends; then apply all messages that have arrived."""
     async with contextlib.AsyncExitStack() as stack:
         sockets = []
         for host, port in exporter.config.web_listen_address:

@@ -15,6 +15,7 @@ from sidestep.errors import ConfigError
 from sidestep.protocol.limits import printable
 from sidestep.tracking.kv_blocks.hit_ratio_curve import Point
 from sidestep.transport.path_owners import open_file
+from sidestep_tools.formatting import count
 from sidestep_tools.whatif.estimate import RecordedCurve, TraceCurve, is_recording
 from sidestep_tools.whatif.trace import Trace
 
@@ -133,7 +134,7 @@ def _drawn(points: Sequence[Point], title: str) -> Iterator[str]:
     labelled = -math.inf
     for left, point in zip(lefts, points, strict=True):
         if left - labelled > 4 * LETTERS:
-            yield _text(_short(point.blocks), left, HEIGHT - MARGIN + 18)
+            yield _text(count(point.blocks), left, HEIGHT - MARGIN + 18)
             labelled = left
     ratios = " ".join(through([point.hit_ratio for point in points]))
     yield f'<polyline points="{ratios}" fill="none" stroke="{CURVE}" stroke-width="2"/>'
@@ -145,10 +146,3 @@ def _drawn(points: Sequence[Point], title: str) -> Iterator[str]:
 def _text(text: str, left: float, base: float, anchor: str = "middle") -> str:
     """Return text with its middle, or its end, at a place on its base line."""
     return f'<text x="{left:.1f}" y="{base:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
-
-
-def _short(number: int) -> str:
-    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
-        if number >= size:
-            return f"{number / size:.3g}{unit}"
-    return str(number)

@@ -88,9 +88,6 @@ class Named(msgspec.Struct, frozen=True, kw_only=True):
         seconds: The time of requests that it took.
         e2e_share: That as a share of all of their time; None: unknown, and so is the next one.
         ttft_share: Its share of the time to first tokens; 0 if it comes later.
-        change: What to change in this engine.
-        unless: When not to.
-        evidence: Numbers for it.
     """
 
     cause: str

@@ -23,7 +23,6 @@ class Totals(NamedTuple):
     """Totals of an engine at one time, without those that are 0.
 
     Attributes:
-        at: Monotonic time.
         limits: Seconds by the limit that held.
         parts: Seconds of ended requests by part.
         counters: Counters of the numbers that only engines of its kind have, by family.
@@ -38,11 +37,7 @@ class Totals(NamedTuple):
 
 
 class TimeSpent(NamedTuple):
-    """Where time went within the window.
-
-    Attributes:
-        own: The numbers that only engines of its kind have.
-    """
+    """Where time went within the window, and numbers that only engines of one kind have."""
 
     limits: Mapping[str, float] = {}
     parts: Mapping[str, float] = {}
