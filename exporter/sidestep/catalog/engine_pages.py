@@ -86,12 +86,14 @@ class CommonName(NamedTuple):
     """One family of a page that has a common name, too.
 
     Attributes:
+        read_from: Release or document that has the family.
         token_type: Value of the label ``gen_ai_token_type``, of families that have it.
         process: Label of processes that repeat a gauge, so that the highest value counts.
     """
 
     source: str
     name: str
+    read_from: str
     token_type: str = ""
     process: str = ""
 
@@ -246,6 +248,12 @@ STATE, STALLED, STEP_AGE = (
 )
 """Health of engines, on the page of a sidestep exporter."""
 
+_TRTLLM, _DYNAMO, _LMCACHE, _TGI = (
+    "TensorRT-LLM's source of 2026-09 (pre-releases of 1.4)",
+    "Dynamo's dashboards of 2026-04-21",
+    "LMCache's source of 2026, release not known",
+    "TGI's documents of 2026, release not known",
+)
 _TTFT, _DURATION, _PER_TOKEN = (
     f"gen_ai_server_{name}_seconds"
     for name in ("time_to_first_token", "request_duration", "time_per_output_token")
@@ -261,34 +269,34 @@ _QUEUE, _RUNNING, _WAITING = (
 )
 
 COMMON_NAMES: tuple[CommonName, ...] = (
-    # TensorRT-LLM's source of 2026-09 (pre-releases of 1.4).
-    CommonName("trtllm_time_to_first_token_seconds", _TTFT),
-    CommonName("trtllm_time_per_output_token_seconds", _PER_TOKEN),
-    CommonName("trtllm_e2e_request_latency_seconds", _DURATION),
-    CommonName("trtllm_request_queue_time_seconds", _QUEUE),
-    CommonName("trtllm_num_requests_running", _RUNNING, process="pid"),
-    CommonName("trtllm_num_requests_waiting", _WAITING, process="pid"),
-    CommonName("trtllm_kv_cache_utilization", "sidestep_kv_cache_usage_ratio", process="pid"),
-    CommonName("trtllm_prompt_tokens_total", _LOOKED_UP),
-    CommonName("trtllm_prompt_cached_tokens_total", _FOUND),
-    # Dynamo's dashboards of 2026-04-21.
-    CommonName("dynamo_frontend_time_to_first_token_seconds", _TTFT),
+    CommonName("trtllm_time_to_first_token_seconds", _TTFT, _TRTLLM),
+    CommonName("trtllm_time_per_output_token_seconds", _PER_TOKEN, _TRTLLM),
+    CommonName("trtllm_e2e_request_latency_seconds", _DURATION, _TRTLLM),
+    CommonName("trtllm_request_queue_time_seconds", _QUEUE, _TRTLLM),
+    CommonName("trtllm_num_requests_running", _RUNNING, _TRTLLM, process="pid"),
+    CommonName("trtllm_num_requests_waiting", _WAITING, _TRTLLM, process="pid"),
     CommonName(
-        "dynamo_frontend_inter_token_latency_seconds", "sidestep_inter_token_latency_seconds"
+        "trtllm_kv_cache_utilization", "sidestep_kv_cache_usage_ratio", _TRTLLM, process="pid"
     ),
-    CommonName("dynamo_frontend_request_duration_seconds", _DURATION),
-    CommonName("dynamo_frontend_input_sequence_tokens", _TOKENS, "input"),
-    CommonName("dynamo_frontend_output_sequence_tokens", _TOKENS, "output"),
-    # LMCache's source of 2026, release not known.
-    CommonName("lmcache:num_lookup_tokens_total", _LOOKED_UP),
-    CommonName("lmcache:num_lookup_hits_total", _FOUND),
-    # TGI's documents of 2026, release not known.
-    CommonName("tgi_batch_current_size", _RUNNING),
-    CommonName("tgi_queue_size", _WAITING),
-    CommonName("tgi_request_duration", _DURATION),
-    CommonName("tgi_request_queue_duration", _QUEUE),
-    CommonName("tgi_request_input_length", _TOKENS, "input"),
-    CommonName("tgi_request_generated_tokens", _TOKENS, "output"),
+    CommonName("trtllm_prompt_tokens_total", _LOOKED_UP, _TRTLLM),
+    CommonName("trtllm_prompt_cached_tokens_total", _FOUND, _TRTLLM),
+    CommonName("dynamo_frontend_time_to_first_token_seconds", _TTFT, _DYNAMO),
+    CommonName(
+        "dynamo_frontend_inter_token_latency_seconds",
+        "sidestep_inter_token_latency_seconds",
+        _DYNAMO,
+    ),
+    CommonName("dynamo_frontend_request_duration_seconds", _DURATION, _DYNAMO),
+    CommonName("dynamo_frontend_input_sequence_tokens", _TOKENS, _DYNAMO, "input"),
+    CommonName("dynamo_frontend_output_sequence_tokens", _TOKENS, _DYNAMO, "output"),
+    CommonName("lmcache:num_lookup_tokens_total", _LOOKED_UP, _LMCACHE),
+    CommonName("lmcache:num_lookup_hits_total", _FOUND, _LMCACHE),
+    CommonName("tgi_batch_current_size", _RUNNING, _TGI),
+    CommonName("tgi_queue_size", _WAITING, _TGI),
+    CommonName("tgi_request_duration", _DURATION, _TGI),
+    CommonName("tgi_request_queue_duration", _QUEUE, _TGI),
+    CommonName("tgi_request_input_length", _TOKENS, _TGI, "input"),
+    CommonName("tgi_request_generated_tokens", _TOKENS, _TGI, "output"),
 )
 """Scraped families that mean the same as one with a common name.
 

@@ -133,9 +133,10 @@ def load(server: LlamaServer) -> None:
 
 @pytest.mark.parametrize("row", COMMON_NAMES, ids=lambda row: row.source)
 def test_each_row_names_a_common_family(row: CommonName) -> None:
-    """With the label of token types where the family has it."""
+    """With the label of token types where the family has it, and where it was read."""
     known = {family.name: family for family in FAMILIES}
     closed = known[row.name].closed
 
+    assert row.read_from
     assert row.token_type in closed if closed else not row.token_type
     assert row.source.endswith("_total") == row.name.endswith("_total")
