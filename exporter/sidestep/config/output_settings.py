@@ -146,7 +146,7 @@ class OutputSettings:
         "Property of a request that names its tenant, where engines send request events: cache-salt,"
         " adapter, priority, id-prefix (the part of the request's id before its first hyphen) or"
         " header:NAME (SGLang's custom label of that name). See tenants.md.",
-        parsing.optional(parsing.tenant_rule), "", unset="tenants are not counted")
+        parsing.tenant_rule, "", unset="tenants are not counted")
     tenants_max: int = option("--tenants.max NUMBER",
         "Most tenants with series of their own, 120 at most; all others count as __other__.",
         parsing.tenants, 100)

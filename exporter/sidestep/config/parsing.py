@@ -137,10 +137,10 @@ tenants = functools.partial(whole, low=1, high=MAX_TENANTS)
 
 
 def tenant_rule(value: object) -> str:
-    """Accept a property of requests that can name a tenant."""
+    """Accept a property of requests that can name a tenant; empty: none."""
     given = text(value)
     name = given.removeprefix("header:")
-    if given in ("cache-salt", "adapter", "priority", "id-prefix"):
+    if given in ("", "cache-salt", "adapter", "priority", "id-prefix"):
         return given
     if name == given or not name or len(name) > MAX_LABEL_CHARS or not is_printable(name):
         raise ValueError("must be one of cache-salt, adapter, priority, id-prefix, header:NAME")
@@ -165,8 +165,3 @@ def one_of(*choices: str) -> Callable[[object], str]:
         return str(value)
 
     return parse
-
-
-def optional(parse: Callable[[object], str]) -> Callable[[object], str]:
-    """Return a parser that also accepts an empty value."""
-    return lambda value: "" if value == "" else parse(value)

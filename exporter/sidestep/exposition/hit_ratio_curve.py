@@ -16,9 +16,12 @@ class CurvePoint(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         capacity: The size as a multiple of the present cache.
-        bytes: Its bytes on each of the engine's devices; None where that is unknown.
+        blocks: The same in blocks.
+        tokens: The same in tokens.
+        bytes: The same in bytes on each of the engine's devices; None where that is unknown.
         low: Lower bound of the interval of the sampling error: in some nine of ten cases it holds what
             the same lookups give if all blocks are sampled. Errors of the model are not part of it.
+        high: Upper bound of the interval.
     """
 
     capacity: float
@@ -34,6 +37,7 @@ class EngineCurve(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The curve of one engine.
 
     Attributes:
+        model: The model's name; empty if it has none.
         block_size: Tokens of a block.
         capacity_blocks: Blocks that the cache can hold; None where it is unknown.
         sample_ratio: Share of the blocks that is sampled.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import html
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -47,7 +48,11 @@ def application(endpoints: Endpoints, path: str) -> web.Application:
     routes: list[tuple[str, Handler, str]] = [
         (path, endpoints.metrics, "Metrics"),
         # Some clients can be configured with a path but not with a query.
-        (path.rstrip("/") + POD_PATH, endpoints.pod_metrics, "Metrics of all engines as one"),
+        (
+            path.rstrip("/") + POD_PATH,
+            functools.partial(endpoints.metrics, view="pod"),
+            "Metrics of all engines as one",
+        ),
         ("/api/v1/engines", endpoints.engines, "Engines (JSON)"),
         ("/api/v1/metrics", endpoints.metrics_json, "Metrics (JSON)"),
         ("/api/v1/cardinality", endpoints.cardinality, "Number of series (JSON)"),
@@ -143,10 +148,6 @@ class Endpoints:
         is_prometheus = SCRAPE_TIMEOUT in request.headers
         body = await self.pages.page(view, form, _names(request), by_prometheus=is_prometheus)
         return await _response(body, request, CONTENT_TYPES[form])
-
-    async def pod_metrics(self, request: web.Request) -> web.StreamResponse:
-        """Return the metrics page in the pod view."""
-        return await self.metrics(request, "pod")
 
     async def engines(self, _: web.Request) -> web.StreamResponse:
         """Return the engines."""

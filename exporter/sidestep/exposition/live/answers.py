@@ -34,6 +34,7 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One engine at one moment; the numbers of several may be merged into one row.
 
     Attributes:
+        id: The engine's identity.
         engine: What people call it: the label ``engine``, or the identity.
         model: The model's name; empty if it has none.
         dialect: The kind of engine: ``vllm``, ``sglang``, ``triton`` and others.
@@ -134,6 +135,7 @@ class ExporterHealth(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     Attributes:
         lost: Items that are missing from the counters: dropped by senders, or no longer had by them.
         loop_lag: Seconds by which the event loop was late.
+        resident_bytes: Memory in use.
         last_scrape: Seconds since Prometheus last scraped it; None: never.
         dashboards: Address of dashboards of its metrics; empty: none is configured.
     """
@@ -179,6 +181,7 @@ class StreamRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         retransmitted: Items received again.
         folded: Items that the sender folded into fewer.
         errors: Records that the sender could not translate.
+        last_seen: Seconds since its last message.
     """
 
     id: str
