@@ -76,11 +76,7 @@ async def run_demo(
 async def _play(
     players: Sequence[Player], stop: asyncio.Event, show: Callable[[], None], *, once: bool
 ) -> None:
-    """Replay in threads until ``stop`` is set, or all have ended, and call ``show`` meanwhile.
-
-    Raises:
-        SidestepError: A recording cannot be played.
-    """
+    """Replay in threads until ``stop`` is set, or all have ended, and call ``show`` meanwhile."""
     loop = asyncio.get_running_loop()
     failed: list[SidestepError] = []
     halted = threading.Event()

@@ -29,11 +29,7 @@ def _receiver(path: str) -> Callable[[object], str]:
 
 
 def _web_page(value: object) -> str:
-    """Return the address of a web page; empty: none.
-
-    Raises:
-        ValueError: It is neither http nor https, such as a script.
-    """
+    """Return the address of a web page; empty: none."""
     given = parsing.text(value).strip()
     if given and urlsplit(given).scheme not in ("http", "https"):
         raise ValueError("must be an http or https address")

@@ -215,11 +215,7 @@ def _pods(node: yaml.Node, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, .
 
 
 def _inject_file(injection: Injection, place: str, content: bytes) -> tuple[str, str]:
-    """Return the text of a file before and after.
-
-    Raises:
-        ConfigError: The content is not YAML in UTF-8, or an engine in it cannot be patched.
-    """
+    """Return the text of a file before and after."""
     try:
         text = content.decode()
     except UnicodeDecodeError as error:

@@ -116,11 +116,7 @@ class Target:
 
 
 async def _get(session: aiohttp.ClientSession, url: str) -> tuple[int, str]:
-    """Return status and text of a page.
-
-    Raises:
-        FetchError: It is too long, or for people.
-    """
+    """Return status and text of a page."""
     answer = await fetch.fetch(session, url)
     if answer.status == HTTPStatus.OK and answer.content_type == "text/html":
         raise FetchError("answers with HTML: give the whole URL of its metrics page")

@@ -189,11 +189,7 @@ def _share_limits(engines: Sequence[EngineTimeline]) -> None:
 def _chosen(
     engines: Sequence[EngineTimeline], question: Question
 ) -> list[tuple[EngineTimeline, Record]]:
-    """Return the requests of which the question asks: of one request all parts, in their order.
-
-    Raises:
-        ConfigError: There is no request of this id.
-    """
+    """Return the requests of which the question asks: of one request all parts, in their order."""
     known = [(engine, record) for engine in engines for record in engine.requests]
     if question.request:
         named = [

@@ -73,11 +73,7 @@ class Exporter:
         return {} if found is None else {row.id: row for row in found.engines}
 
     async def _read(self, path: str, form: type[Form]) -> Form | None:
-        """Return the JSON at ``path``; None if there is none.
-
-        Raises:
-            RunError: The exporter does not answer, or refuses.
-        """
+        """Return the JSON at ``path``; None if there is none."""
         url = self._root + path
         try:
             answer = await fetch(self._session, url, TIMEOUT)
