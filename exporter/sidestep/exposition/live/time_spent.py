@@ -50,7 +50,7 @@ NOTHING_KNOWN = TimeSpent()
 @functools.cache
 def _readers(layout: Layout) -> Mapping[str, tuple[NumberReader, float]]:
     """Return the readers of the counters of an engine's own numbers, and their divisors, by family."""
-    own = layout.tables.live_series.own.values()
+    own = layout.tables.key_series.own.values()
     series = [each for quotient in own for each in (quotient.counter, quotient.by) if each]
     return {
         each.family: (number_reader(layout, each), layout.find(each.family).row.unit_divisor)
@@ -106,7 +106,7 @@ class TimeHistory:
         then = self._totals[0]
         seconds = found.at - then.at
         counted = {name: found.counters[name] - then.counters[name] for name in found.counters}
-        own = engine.layout.tables.live_series.own
+        own = engine.layout.tables.key_series.own
         return TimeSpent(
             _increase(then.limits, found.limits),
             _increase(then.parts, found.parts),
