@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from fuzz.world import make_intake
-from sidestep.exposition.text_page import render
+from rendered import render
 from sidestep.ingest.intake import Intake
 from sidestep.metrics.totals_codec import encode_totals, totals_of
 from sidestep.protocol.limits import MAX_FRAME_BYTES, MAX_ITEM_BYTES, VERSION

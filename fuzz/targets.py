@@ -19,11 +19,11 @@ import msgspec
 
 from harm import World
 from intakes import CORE_RUNS, Fed, steps
+from rendered import render
 from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import VllmRejection, VllmSleep
 from sidestep.errors import ConfigError, WireError
-from sidestep.exposition.text_page import render
 from sidestep.http.config_files import WatchedFiles
 from sidestep.http.web_config import load
 from sidestep.protocol.limits import VERSION

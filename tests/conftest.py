@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from hypothesis import settings
 
 from exporters import Start, started
 from prometheus_server import BINARIES, VERSIONS
+from sidestep.telemetry.logs import recent
 
 # A deadline per example would measure the machine; in CI every run tries the same examples.
 settings.register_profile(
@@ -130,3 +132,14 @@ def version(request: pytest.FixtureRequest) -> str:
 def start(tmp_path: Path) -> Start:
     """Return a function that runs an exporter on a free port and an ipc path, with settings as keywords."""
     return partial(started, tmp_path)
+
+
+@pytest.fixture
+def kept_log() -> Iterator[None]:
+    """Keep log lines as ``sidestep serve`` does, for the debug page and the live page."""
+    logger = logging.getLogger("sidestep")
+    recent.lines.clear()
+    recent.warnings.clear()
+    logger.addHandler(recent)
+    yield
+    logger.removeHandler(recent)

@@ -17,7 +17,7 @@ from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.vllm.wire import VllmStep
-from sidestep.exposition.engine_values import EngineCopier, copied
+from sidestep.exposition.engine_values import EngineCopier
 from sidestep.exposition.family_series import family_series
 from sidestep.exposition.text_page import TextPage
 from sidestep.metrics.engine import Engine
@@ -116,7 +116,7 @@ def dirty(registry: Registry, engines: Iterable[Engine]) -> None:
 def client_registry(registry: Registry) -> CollectorRegistry:
     """Return a prometheus_client registry with the same families, labels and values."""
     client = CollectorRegistry()
-    for family, series in family_series(copied(registry)):
+    for family, series in family_series(EngineCopier(registry).copy()):
         metric: Any = None
         for labels, value, _ in series:
             if metric is None:

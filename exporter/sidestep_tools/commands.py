@@ -255,11 +255,7 @@ def timeline(source: str, *, output: Path, engine: str, minutes: int, **access: 
 
 
 def _capacities(_context: click.Context, _option: click.Parameter, text: str) -> tuple[int, ...]:
-    """Return numbers of blocks, which commas separate; none of an empty text.
-
-    Raises:
-        BadParameter: One of them is not a number above 0, or is too large.
-    """
+    """Return numbers of blocks, which commas separate; none of an empty text."""
     try:
         numbers = tuple(map(int, text.split(","))) if text else ()
     except ValueError:

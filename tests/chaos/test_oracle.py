@@ -6,11 +6,11 @@ from chaos.traffic import ENGINES, MODEL, Traffic, infos
 from chaos.verdict import compare
 from chaos.watch import parse
 
+from rendered import render
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import encode_item
-from sidestep.exposition.text_page import render
 from sidestep.metrics.registry import Registry
 
 

@@ -24,8 +24,9 @@ from sidestep_tools.compare.measurement import (
     quantile,
     relative_change,
 )
-from sidestep_tools.compare.records import Record, measurement
+from sidestep_tools.compare.records import measurement
 from sidestep_tools.compare.report import Thresholds, judge, rows
+from sidestep_tools.request_records import Record
 
 PAIRS = 60
 SLOWER = 1.2

@@ -19,12 +19,12 @@ from intakes import Fed
 from prometheus_server import BINARIES, Prometheus, prometheus
 from promtool import PROMTOOLS
 from promtool import run as promtool
+from rendered import render
 from request_runs import BEGIN, run
 from sidestep.catalog.engine_pages import PAGES
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import CacheStats, SchedulerStats, VllmStep
-from sidestep.exposition.text_page import render
 from sidestep.protocol.iteration_stats import (
     FINISH_REASONS,
     FinishedRequestStats,

@@ -97,6 +97,7 @@ async def test_a_server_of_engine_that_never_answers(start: Start) -> None:
     assert (finding["subject"], finding["text"]) == (target, "its state is down")
 
 
+@pytest.mark.usefixtures("kept_log")
 async def test_a_model_that_cannot_be_a_label_is_named(start: Start) -> None:
     """In the finding and among the latest warnings of the live page, escaped."""
     async with start() as exporter, connect(exporter) as peer:

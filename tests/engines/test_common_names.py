@@ -9,6 +9,7 @@ import pytest
 
 from exporters import MAIN_RUN, Start
 from pages import parse
+from rendered import render
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
@@ -16,7 +17,6 @@ from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import Item, encode_item
 from sidestep.engines.sglang.wire import QueueCount, SglangSchedulerStats, SglangStats
 from sidestep.errors import WireError
-from sidestep.exposition.text_page import render
 from sidestep.metrics.registry import Registry
 from sidestep.metrics.totals_codec import decode_totals
 from sidestep.protocol.messages import EngineInfo

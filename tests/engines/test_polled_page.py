@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from intakes import discard
 from pages import parse
+from rendered import render
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.catalog.row import ENGINE_LABELS
 from sidestep.engines.apply import Applier
@@ -15,7 +16,6 @@ from sidestep.engines.dialect import Dialect, Dialects
 from sidestep.engines.polled_page import PageHandlers, PolledPage, resets_row
 from sidestep.engines.row_builders import SampledRows
 from sidestep.engines.shared_rows import REFUSED_OBSERVATIONS
-from sidestep.exposition.text_page import render
 from sidestep.metrics.merge import restore_engine
 from sidestep.metrics.registry import Registry
 from sidestep.metrics.totals_codec import decode_totals, encode_totals, totals_of

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from collectors import seen
 from intakes import Fed
 from pages import parse
+from rendered import render
 from sglang_bench import SCHEDULER, Bench, family, stats
 from sidestep.engines.items import Item, encode_item
 from sidestep.engines.sglang.wire import QueueCount, SglangSchedulerStats, SglangStats
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.errors import WireError
-from sidestep.exposition.text_page import render
 from sidestep.metrics.merge import MAX_CHILDREN
 from sidestep.protocol.limits import COUNT_LIMIT, MAX_OPEN_VALUES, OTHER
 from sidestep.protocol.messages import EngineInfo

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from rendered import render
 from sidestep.engines.items import Item
 from sidestep.engines.vllm.wire import SchedulerStats, VllmRejection, VllmStep
 from sidestep.errors import WireError
-from sidestep.exposition.text_page import render
 from sidestep.metrics.histogram import Histogram
 from sidestep.protocol.block_events import (
     ALLOCATED,

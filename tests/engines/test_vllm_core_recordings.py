@@ -12,12 +12,11 @@ import pytest
 
 from exporters import Start, page_of_engine, recorded_run
 from pages import Family, differences, get, parse
+from rendered import copied, render
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import Item
-from sidestep.exposition.engine_values import copied
 from sidestep.exposition.families import families
-from sidestep.exposition.text_page import render
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.iteration_stats import FINISH_REASONS

@@ -8,11 +8,11 @@ import pytest
 
 from exporters import Start, until
 from intakes import Fed
+from rendered import render
 from sidestep.catalog.slo import Objective
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import FrontEndLatencies, VllmStep
-from sidestep.exposition.text_page import render
 from sidestep.ingest.bindings import FRONT_END_WAIT
 from sidestep.metrics.exposed_engines import ENGINE_EXPIRES_SECONDS
 from sidestep.protocol import messages

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rendered import render
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.vllm.wire import (
     CacheStats,
@@ -13,7 +14,6 @@ from sidestep.engines.vllm.wire import (
     VllmRejection,
 )
 from sidestep.errors import WireError
-from sidestep.exposition.text_page import render
 from sidestep.metrics.engine_state import SeriesSettings
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.iteration_stats import (

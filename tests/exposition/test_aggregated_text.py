@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pages import Family, Labels, parse
+from rendered import render
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
 from sidestep.exposition.aggregated_series import (
@@ -19,7 +20,6 @@ from sidestep.exposition.aggregated_series import (
     aggregate_numbers,
 )
 from sidestep.exposition.series_filter import POD_DROPPED_LABELS, SeriesFilter
-from sidestep.exposition.text_page import render
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.exposed_engines import ENGINE_EXPIRES_SECONDS
 from sidestep.metrics.histogram import Histogram

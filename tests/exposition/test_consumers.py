@@ -10,8 +10,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from intakes import Fed, Step, steps
+from rendered import render
 from sidestep.exposition.series_filter import SeriesFilter
-from sidestep.exposition.text_page import render
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.messages import EngineInfo
 

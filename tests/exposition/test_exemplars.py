@@ -19,13 +19,12 @@ from intakes import Fed
 from metric_families import families as protobuf_families
 from metric_families import labels_of
 from prometheus_server import BINARIES, prometheus
+from rendered import copied, render, render_protobuf
 from schedulers import WALL, Scheduler, actions
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import FrontEndLatencies, VllmStep
-from sidestep.exposition import protobuf_page
-from sidestep.exposition.engine_values import copied
 from sidestep.exposition.series_filter import SeriesFilter
-from sidestep.exposition.text_page import TextPage, render
+from sidestep.exposition.text_page import TextPage
 from sidestep.metrics.native_histogram import NativeSettings
 from sidestep.protocol.iteration_stats import FINISH_REASONS, IterationStats
 from sidestep.protocol.messages import CORE, ENGINE_CORE, FRONT_END, EngineInfo
@@ -244,7 +243,7 @@ def test_protobuf_pages_have_exemplars(both: bool) -> None:
     for number in (7, 8):
         if number > 7:
             send(fed, request(2, 200.0, traced(number)))
-        page = protobuf_page.render(fed.intake.registry)
+        page = render_protobuf(fed.intake.registry)
         native: dict[str, float] = {}
         classic: dict[str, float] = {}
         for family in protobuf_families(page):

@@ -12,7 +12,7 @@ from benchmarks.stat_logger_calls import calls, convert
 
 from exporters import DATA, MAIN_RUN, Start, page_of_engine
 from pages import Family, differences, get, parse
-from sidestep.exposition.text_page import render
+from rendered import render
 from sidestep_adapters.recording.replay import Replay
 
 TOLERANCE = 1e-12

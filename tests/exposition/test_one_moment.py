@@ -17,11 +17,12 @@ import pytest
 
 import metric_families
 from intakes import discard
+from rendered import copied
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.catalog.slo import Objective, Objectives
 from sidestep.engines.dialects import DIALECTS
 from sidestep.exposition import json_format
-from sidestep.exposition.engine_values import EngineCopier, RegistryValues, copied
+from sidestep.exposition.engine_values import EngineCopier, RegistryValues
 from sidestep.exposition.pages import SLICE, PageCopier
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
 from sidestep.exposition.protobuf_page import ProtobufPage
@@ -36,7 +37,7 @@ from sidestep.metrics.registry import Registry
 from sidestep.metrics.self_described import add_samples
 from sidestep.protocol.messages import ENGINE_CORE, EngineInfo
 from sidestep.protocol.self_described import Family, Sample, Samples
-from sidestep.telemetry.self_metrics import OwnRegistry, SelfMetrics
+from sidestep.telemetry.self_metrics import SelfMetrics, own_registry
 
 OBSERVED = (
     "vllm:e2e_request_latency_seconds",
@@ -336,7 +337,7 @@ async def test_the_loop_serves_others_while_engines_are_copied() -> None:
     for number in range(4 * SLICE):
         world.registry.register(msgspec.structs.replace(info, id=str(number)))
     passthrough = PassthroughRegistry(world.registry.names)
-    copier = PageCopier(world.registry, passthrough, OwnRegistry(SelfMetrics()))
+    copier = PageCopier(world.registry, passthrough, own_registry(SelfMetrics(), ()))
     passes = 0
     copying = asyncio.create_task(copier.copy())
     while not copying.done():

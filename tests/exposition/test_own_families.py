@@ -6,7 +6,7 @@ from intakes import Fed, discard
 from pages import parse
 from sidestep.exposition.own_families import own_values, write
 from sidestep.protocol.messages import EngineInfo
-from sidestep.telemetry.self_metrics import OwnRegistry
+from sidestep.telemetry.self_metrics import own_registry
 
 
 def info(number: int) -> EngineInfo:
@@ -26,7 +26,7 @@ def test_the_exporters_own_families_have_a_sample_for_each_engine() -> None:
     """After engines come, go and change their labels."""
     fed = fleet(2)
     registry = fed.intake.registry
-    own = OwnRegistry(fed.intake.metrics)
+    own = own_registry(fed.intake.metrics, ())
 
     def named() -> set[tuple[str, str]]:
         page = parse(b"".join(write(own_values(own), "text")).decode())

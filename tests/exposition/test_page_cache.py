@@ -11,12 +11,12 @@ import pytest
 
 from exporters import Start
 from harm import World
+from rendered import render
 from sidestep.app.exporter import Exporter
 from sidestep.exposition import pages
 from sidestep.exposition.negotiation import Format
 from sidestep.exposition.pages import CACHE_SECONDS, PageCopier, Pages
 from sidestep.exposition.passthrough.registry import PassthroughRegistry
-from sidestep.exposition.text_page import render
 from sidestep.protocol.messages import EngineInfo
 
 ALL: list[tuple[str, Format]] = [

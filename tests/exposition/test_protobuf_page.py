@@ -12,12 +12,12 @@ from exporters import MAIN_RUN, Start
 from intakes import CORE_RUNS, Fed, steps
 from metric_families import buckets_of, families, labels_of, parsed
 from pages import parse
+from rendered import render_protobuf as render
 from sidestep.app.exporter import Exporter
 from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.exposition.negotiation import CONTENT_TYPES
-from sidestep.exposition.protobuf_page import render
 from sidestep.metrics.native_histogram import NativeHistogram, NativeSettings
 from sidestep.metrics.totals_codec import decode_totals
 from sidestep.protocol.engine_totals import NativeBuckets

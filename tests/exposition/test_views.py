@@ -165,7 +165,7 @@ def _lines(page: str) -> list[str]:
         ({"metrics_drop_label": ("a-b",)}, "must be the name of a label"),
         ({"metrics_allow": ("a b",)}, "--metrics.allow 'a b': must be a family's name"),
         ({"metrics_deny": ("",)}, "--metrics.deny '': must be a family's name"),
-        ({"metrics_bucket_thinning": "0"}, "must be a whole number above 0"),
+        ({"metrics_bucket_thinning": "0"}, "must be a whole number, 1 or above"),
     ],
 )
 def test_mistakes_are_one_line(flags: dict[str, Any], said: str) -> None:

@@ -21,7 +21,7 @@ from sidestep.protocol.messages import Bye, EngineInfo
 from sidestep.protocol.request_events import Queued, RequestEvents
 from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep.snapshot.capture import Capture
-from sidestep.telemetry.self_metrics import OwnRegistry
+from sidestep.telemetry.self_metrics import own_registry
 
 ENGINES = 64
 """Engines that come and go in a round."""
@@ -62,7 +62,7 @@ class Exporter:
         self.fed = Fed()
         intake = self.fed.intake
         self.capture = Capture(intake)
-        own = OwnRegistry(intake.metrics)
+        own = own_registry(intake.metrics, ())
         passthrough = PassthroughRegistry(intake.registry.names)
         self.pages = Pages(PageCopier(intake.registry, passthrough, own))
 

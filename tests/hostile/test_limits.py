@@ -13,9 +13,9 @@ from prometheus_client.openmetrics.parser import (
 )
 
 from intakes import Fed
+from rendered import render
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import SchedulerStats, VllmStep
-from sidestep.exposition.text_page import render
 from sidestep.metrics.engine import ORIGIN
 from sidestep.metrics.exposed_engines import ENGINE_EXPIRES_SECONDS, MAX_ENGINES
 from sidestep.metrics.merge import LARGEST

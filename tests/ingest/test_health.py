@@ -75,8 +75,9 @@ def working(fed: Fed | None = None) -> Fed:
 
 def samples(fed: Fed, name: str) -> dict[tuple[str, ...], float]:
     """Return the samples of a self-metric by its label values."""
-    found = (s for m in fed.intake.metrics.collect() for s in m.samples if s.name == name)
-    return {tuple(one.labels.values()): one.value for one in found}
+    return {
+        labels: value for _, found in fed.intake.metrics.samples({name}) for labels, value in found
+    }
 
 
 def test_a_step_that_does_not_end_is_logged_with_the_innermost_frames(

@@ -45,10 +45,15 @@ def fed() -> Fed:
     return made
 
 
+def by_engine(fed: Fed, name: str) -> dict[str, float]:
+    """Return the samples of a self-metric by the label ``engine``, the first of its labels."""
+    found = fed.intake.metrics.samples({name})
+    return {engine: value for _, samples in found for (engine, *_), value in samples}
+
+
 def up(fed: Fed) -> dict[str, float]:
     """Return ``sidestep_engine_up`` by engine."""
-    found = (m for m in fed.intake.metrics.collect() if m.name == "sidestep_engine_up")
-    return {sample.labels["engine"]: sample.value for m in found for sample in m.samples}
+    return by_engine(fed, "sidestep_engine_up")
 
 
 def test_gauges_expire_after_the_last_stream_is_silent(fed: Fed) -> None:
@@ -107,8 +112,7 @@ def test_an_engine_that_a_new_process_names_later_restarted_too() -> None:
 
 def restarts(fed: Fed) -> dict[str, float]:
     """Return ``sidestep_engine_restarts_total`` by engine."""
-    found = (m for m in fed.intake.metrics.collect() if m.name == "sidestep_engine_restarts")
-    return {sample.labels["engine"]: sample.value for m in found for sample in m.samples}
+    return by_engine(fed, "sidestep_engine_restarts_total")
 
 
 def test_self_described_gauges_expire_too(fed: Fed) -> None:

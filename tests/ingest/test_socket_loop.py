@@ -38,10 +38,8 @@ LABELS = {"engine": "0", "model_name": "m"}
 
 def rejected(exporter: Exporter) -> dict[str, float]:
     """Return rejections by reason."""
-    (family,) = (
-        metric for metric in exporter.metrics.collect() if metric.name == "sidestep_rejected"
-    )
-    return {sample.labels["reason"]: sample.value for sample in family.samples}
+    ((_, samples),) = exporter.metrics.samples({"sidestep_rejected_total"})
+    return {reason: value for (reason,), value in samples}
 
 
 POISON = {

@@ -206,6 +206,7 @@ async def test_what_to_do_names_the_engines_own_settings(start: Start, browser: 
             )
 
 
+@pytest.mark.usefixtures("kept_log")
 async def test_without_engines_it_says_how_to_connect_one(start: Start, browser: Browser) -> None:
     """With the endpoint to copy, and with what was refused."""
     async with start() as exporter, opened(browser, base(exporter)) as page:

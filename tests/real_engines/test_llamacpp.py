@@ -19,8 +19,8 @@ import pytest
 from exporters import Start, until
 from pages import parse
 from ports import free_port
+from rendered import render
 from sidestep.app.exporter import Exporter
-from sidestep.exposition.text_page import render
 
 FOLDER = Path(os.environ.get("SIDESTEP_LLAMACPP", Path(__file__).parents[2] / "build" / "llamacpp"))
 

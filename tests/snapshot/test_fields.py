@@ -36,13 +36,13 @@ from sidestep.snapshot.capture import (
     _saved_stream,
     _stream,
 )
-from sidestep.snapshot.contents import CONTENTS, FURTHER, Held
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep.tracking.requests.front_end import FrontEndState
 from sidestep.tracking.requests.inflight_state import GroupState, RequestsState, TrackerState
 from sidestep.tracking.requests.limits import LimitState
 from sidestep.tracking.requests.machine import RequestTracker
 from sidestep.tracking.requests.parallel_samples import SampleGroups
+from snapshot_contents import CONTENTS, FURTHER, Held
 
 FROM_RUNS = {"scalars", "histograms", "keyed", "open", "hits", "seen", "polled"}
 """Fields that recorded runs fill."""

@@ -11,12 +11,12 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary, generate_latest
 
 from pages import Family, Labels, parse
+from rendered import render
 from sidestep.catalog.buckets import DEFAULTS
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import Item, encode_item
-from sidestep.exposition.text_page import render
 from sidestep.metrics.registry import Registry
 from sidestep_adapters.sglang.process import Process
 

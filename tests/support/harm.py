@@ -12,19 +12,18 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
-from prometheus_client import generate_latest
 from prometheus_client.metrics_core import Metric
-from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as openmetrics_families,
 )
 from prometheus_client.parser import text_string_to_metric_families
 
+from rendered import render
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import VllmStep
-from sidestep.exposition.text_page import render
+from sidestep.exposition.own_families import own_values, write
 from sidestep.ingest.health import MAX_ADVANCE
 from sidestep.ingest.intake import Intake
 from sidestep.metrics.engine import Engine
@@ -40,7 +39,7 @@ from sidestep.protocol.messages import Batch, EngineInfo, Hello, encode
 from sidestep.protocol.progress import MAX_FRAMES
 from sidestep.protocol.receiver import MAX_RETIRED, MAX_STREAMS, Receiver
 from sidestep.snapshot.capture import Capture, restore
-from sidestep.telemetry.self_metrics import OwnRegistry, SelfMetrics
+from sidestep.telemetry.self_metrics import SelfMetrics, own_registry
 from sidestep.tracking.kv_blocks.tracker import Sampling
 from sidestep.tracking.requests.inflight import WAITS
 from sidestep.tracking.requests.settings import RequestSettings
@@ -80,7 +79,7 @@ class World:
         self.intake = Intake(
             Applier(registry), Receiver(boot), SelfMetrics(), clock=lambda: 0.0, wall=lambda: 1.0
         )
-        self.own = OwnRegistry(self.intake.metrics)
+        self.own = own_registry(self.intake.metrics, ())
         self.now = 0.0
         self.slowest = 0.0
         self._steps = 0
@@ -206,10 +205,10 @@ class World:
     def pages(self) -> tuple[str, str]:
         """Return the text and OpenMetrics pages, with the exporter's own families."""
         registry = self.intake.registry
-        own = generate_latest(self.own)
-        own_openmetrics = generate_openmetrics(self.own)  # type: ignore[no-untyped-call]
-        text = render(registry) + own
-        return text.decode(), (render(registry, openmetrics=True) + own_openmetrics).decode()
+        own = own_values(self.own)
+        text = b"".join([render(registry), *write(own, "text")])
+        openmetrics = b"".join([render(registry, openmetrics=True), *write(own, "openmetrics")])
+        return text.decode(), openmetrics.decode()
 
     def check_pages(self) -> None:
         """Assert that Prometheus' parsers accept the pages and their values."""

@@ -8,11 +8,11 @@ from itertools import groupby
 import msgspec
 
 from exporters import recorded_run
+from rendered import render
 from sidestep.catalog.slo import Objective, Objectives
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.folding import ItemFolder
-from sidestep.exposition.text_page import render
 from sidestep.ingest.intake import Intake
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.engine_state import SeriesSettings

@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from collectors import RANK, seen
+from rendered import copied, render
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import Item, encode_item
 from sidestep.engines.sglang.wire import SglangSchedulerStats, SglangStats
 from sidestep.exposition import json_format
-from sidestep.exposition.engine_values import copied
-from sidestep.exposition.text_page import render
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.messages import EngineInfo

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rendered import copied
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import Item
@@ -12,7 +13,6 @@ from sidestep.engines.vllm.wire import (
     VllmStep,
 )
 from sidestep.exposition.aggregated_series import AggregatedSeries, aggregate_native
-from sidestep.exposition.engine_values import copied
 from sidestep.exposition.families import families
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.registry import Registry

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from sidestep.catalog.tuning import CAUSES, WORK
+from sidestep.catalog.tuning import CAUSES
 from sidestep.engines.dialects import DIALECTS
 from sidestep.protocol.request_events import LIMITS
 from sidestep.telemetry.rows import ROWS
+
+WORK = ("prefill", "decode", "queue.none")
+"""Parts that are the work itself, or the wait for the running step: nothing binds there."""
 
 ROOT = Path(__file__).parents[2]
 SETTING = re.compile(r"--[a-z][\w-]*")

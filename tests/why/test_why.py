@@ -34,11 +34,12 @@ from sidestep.protocol.messages import EngineInfo, Heartbeat, Hello
 from sidestep.protocol.progress import Progress
 from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep_adapters.publisher.publisher import Publisher
+from sidestep_tools.request_records import Record
 from sidestep_tools.why.analysis import report
 from sidestep_tools.why.command import Question, _chosen
 from sidestep_tools.why.sources import from_file
 from sidestep_tools.why.text import joined_line, report_lines, request_lines
-from sidestep_tools.why.timeline import EngineTimeline, Record
+from sidestep_tools.why.timeline import EngineTimeline
 from sidestep_tools.why.timeline import Timeline as Read
 from sidestep_tools.why.trace import trace
 from slow_engines import INFO, Load, connected, fed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sidestep.catalog.dialect import KeySeries, LiveSeries, Series
+from sidestep.catalog.dialect import KeySeries, Series
 from sidestep.engines.dialect import Dialect
 from sidestep.engines.polled_page import PageHandlers, PolledPage
 from sidestep.engines.shared_rows import MAX_RUNNING_REQUESTS
@@ -36,8 +36,6 @@ DIALECT: Dialect = Dialect(
         accepted=Series("llamacpp:spec_decode_num_accepted_tokens_total"),
         slots=Series(MAX_RUNNING_REQUESTS),
         steps=Series(STEPS),
-    ),
-    live_series=LiveSeries(
         looked_up=(Series(COMPUTED), Series(CACHED)),
         found=(Series(CACHED),),
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sidestep.catalog.dialect import KeySeries, LiveSeries, Series
+from sidestep.catalog.dialect import KeySeries, Series
 from sidestep.engines.dialect import Dialect
 from sidestep.protocol.block_events import CacheEvents
 from sidestep_adapters.streams.handlers import StreamHandlers
@@ -27,10 +27,8 @@ DIALECT: Dialect = Dialect(
         waiting=Series("sidestep_forward_pass_queued_prefill_requests"),
         prompt=Series("sidestep_forward_pass_tokens_total", "prefill"),
         generation=Series("sidestep_forward_pass_tokens_total", "decode"),
-    ),
-    live_series=LiveSeries(
-        running=Series("sidestep_load_running_requests"),
-        waiting=Series("sidestep_load_waiting_requests"),
+        load_running=Series("sidestep_load_running_requests"),
+        load_waiting=Series("sidestep_load_waiting_requests"),
         kv_tokens=Series("sidestep_load_kv_tokens"),
         kv_capacity=Series("sidestep_load_max_kv_tokens"),
         kv_blocks={

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sidestep.catalog.dialect import LiveSeries, Quotient, Series
+from sidestep.catalog.dialect import KeySeries, Quotient, Series
 from sidestep.engines.dialect import Dialect
 from sidestep_adapters.triton.handlers import TritonHandlers
 from sidestep_adapters.triton.rows import CACHE, MODEL, RESPONSES, ROWS
@@ -28,7 +28,7 @@ DIALECT: Dialect = Dialect(
         CACHE: "a model with a response cache (--cache-config of Triton)",
         RESPONSES: "a decoupled model",
     },
-    live_series=LiveSeries(
+    key_series=KeySeries(
         finished=(
             SUCCEEDED,
             FAILED,

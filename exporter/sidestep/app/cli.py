@@ -57,11 +57,9 @@ class _Commands(click.Group):
     """Group that finds commands of other packages by their entry points, when they are asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of all commands."""
         return sorted({*super().list_commands(ctx), *entry_points(group=COMMANDS).names})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command, or None if there is none of that name."""
         own = super().get_command(ctx, cmd_name)
         found = () if own else entry_points(group=COMMANDS, name=cmd_name)
         return next((each.load() for each in found), own)

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import webbrowser
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sidestep.app.demo_schedule import ROUND, RUNS, Clock, Run, acts, minutes
@@ -29,11 +29,6 @@ LONGEST_PAUSE = 2.0
 """Seconds to which pauses are shortened: one of a second, slowed down, would look like a stall."""
 CONNECT_TIMEOUT = 60.0
 """Seconds to wait for the exporter, whose process also replays: a busy machine is slow."""
-FAMILIES: Mapping[str, str] = {
-    "prompt": "vllm:prompt_tokens_total",
-    "generated": "vllm:generation_tokens_total",
-}
-"""Families of the totals."""
 
 
 def recording(name: str) -> Path:
@@ -52,13 +47,7 @@ async def run_demo(
 ) -> None:
     """Serve and replay the runs until Ctrl-C, or once.
 
-    Args:
-        config: All settings of the exporter.
-        once: Whether to replay each run once, and end.
-        realtime: Whether to keep the recorded times; otherwise nothing hangs.
-        browse: Whether to open the exporter's page in a browser.
-        runs: The runs, with what is staged.
-        round_seconds: Seconds after which their schedule begins again.
+    With ``realtime``, recorded times are kept, and what is staged happens in each round.
 
     Raises:
         SidestepError: An address is in use, or a recording cannot be played.
@@ -87,11 +76,7 @@ async def run_demo(
 async def _play(
     players: Sequence[Player], stop: asyncio.Event, show: Callable[[], None], *, once: bool
 ) -> None:
-    """Replay in threads until ``stop`` is set, or all have ended, and call ``show`` meanwhile.
-
-    Raises:
-        SidestepError: A recording cannot be played.
-    """
+    """Replay in threads until ``stop`` is set, or all have ended, and call ``show`` meanwhile."""
     loop = asyncio.get_running_loop()
     failed: list[SidestepError] = []
     halted = threading.Event()
@@ -182,7 +167,6 @@ class Player(Replay):
 
 
 def _root(exporter: Exporter) -> str:
-    """Return the address of the exporter's page for people."""
     return exporter.url.removesuffix(exporter.config.web_telemetry_path)
 
 
@@ -214,11 +198,11 @@ def _introduce(exporter: Exporter, runs: Sequence[Run], clock: Clock) -> None:
     print("\n".join(lines), flush=True)  # noqa: T201
 
 
-def _sum(exporter: Exporter, what: str) -> int:
+def _sum(exporter: Exporter, family: str) -> int:
     """Return the sum of a family over vLLM's engines."""
     engines = exporter.registry.engines.values()
     found = [engine for engine in engines if engine.layout.dialect == "vllm"]
-    return int(sum(scalar(engine, FAMILIES[what]) for engine in found))
+    return int(sum(scalar(engine, family) for engine in found))
 
 
 def status_line(exporter: Exporter, number: int, seconds: float, act: str) -> str:
@@ -262,8 +246,8 @@ def _show_totals(exporter: Exporter, players: Sequence[Player]) -> None:
     """Print what was replayed, as the last line."""
     line = (
         f"records {sum(player.progress.records for player in players)}"
-        f"  vLLM: prompt tokens {_sum(exporter, 'prompt')}"
-        f"  generated tokens {_sum(exporter, 'generated')}"
+        f"  vLLM: prompt tokens {_sum(exporter, 'vllm:prompt_tokens_total')}"
+        f"  generated tokens {_sum(exporter, 'vllm:generation_tokens_total')}"
     )
     clear = "\x1b[K" if sys.stdout.isatty() else ""
     sys.stdout.write(f"{clear}{line}\n")

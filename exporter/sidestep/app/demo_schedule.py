@@ -26,7 +26,6 @@ class Run(NamedTuple):
 
     Attributes:
         name: Name of its recording, and prefix of its engines' identities; of vLLM also the label ``engine``.
-        text: Description for people.
         window: When it is played; None: always.
         fills: Whether it is played once in the window, at the speed that fills it; otherwise it is
             played at the recorded speed, over and over.

@@ -7,7 +7,6 @@ import logging
 import secrets
 import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from prometheus_client.registry import Collector
 
@@ -45,9 +44,6 @@ from sidestep.tracking.requests.settings import RequestSettings
 from sidestep.transport.guard import PeerGuard
 from sidestep.transport.process import resident
 from sidestep.transport.upkeep import MIB, Watchdog
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger(__name__)
 

@@ -71,11 +71,7 @@ def check(exporter: Exporter) -> None:
 
 @contextlib.asynccontextmanager
 async def running(exporter: Exporter) -> AsyncIterator[Exporter]:
-    """Run ``exporter``: listen, ingest and log until the block ends; then apply all messages that have arrived.
-
-    Yields:
-        ``exporter``.
-    """
+    """Run ``exporter``: listen, ingest and log until the block ends; then apply all messages that have arrived."""
     async with contextlib.AsyncExitStack() as stack:
         sockets = []
         for host, port in exporter.config.web_listen_address:
@@ -131,7 +127,6 @@ async def running(exporter: Exporter) -> AsyncIterator[Exporter]:
 async def _serving(
     exporter: Exporter, sockets: Iterable[socket.socket], copier: PageCopier
 ) -> AsyncIterator[None]:
-    """Serve the pages while the block runs."""
     pages = Pages(copier, final_scrape=exporter.final_scrape, series_filter=exporter.series_filter)
     live = LiveView(
         exporter.intake,

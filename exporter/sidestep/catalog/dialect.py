@@ -36,42 +36,6 @@ class Series(NamedTuple):
     value: str = ""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class KeySeries:
-    """Series of an engine's statistics log line and of its saturation.
-
-    Attributes:
-        running: Gauge of the requests in the batch.
-        waiting: Gauge of the requests that wait, for whatever reason.
-        prompt: Counter of computed prompt tokens.
-        generation: Counter of generated tokens.
-        kv_cache_usage: Gauge of the share of the KV cache in use.
-        preemptions: Counter of preempted requests.
-        deferred: Gauge of those waiting requests that do not wait for capacity.
-        drafted: Counter of draft tokens.
-        accepted: Counter of accepted draft tokens.
-        blocked: Gauge of those waiting requests that wait for capacity; by default ``waiting``.
-        begun: Histogram that observes each request once it is in the batch. Without it, the
-            exporter computes no saturation.
-        slots: Gauge of the most requests that fit into the batch.
-        steps: Counter of steps, or histogram that observes each step.
-    """
-
-    running: Series
-    waiting: Series
-    prompt: Series
-    generation: Series
-    kv_cache_usage: Series | None = None
-    preemptions: Series | None = None
-    deferred: Series | None = None
-    drafted: Series | None = None
-    accepted: Series | None = None
-    blocked: Series | None = None
-    begun: Series | None = None
-    slots: Series | None = None
-    steps: Series | None = None
-
-
 class Quotient(NamedTuple):
     """A number of the live page that only one kind of engine has: what a counter has counted.
 
@@ -86,16 +50,30 @@ class Quotient(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LiveSeries:
-    """Series of the live page besides ``KeySeries`` and ``DialectTables.latencies``.
+class KeySeries:
+    """Series of an engine's statistics log line, of the live page and of its saturation.
 
-    Several counters of one number are added up.
+    Several counters of one number are added up. ``DialectTables.latencies`` has the latencies.
 
     Attributes:
-        running: Gauge of the requests in the batch, for engines without ``KeySeries``.
-        waiting: Gauge of the requests that wait, for engines without ``KeySeries``.
+        running: Gauge of the requests in the batch.
+        waiting: Gauge of the requests that wait, for whatever reason.
+        load_running: The same gauge for engines that do not have ``running``.
+        load_waiting: The same gauge for engines that do not have ``waiting``.
+        prompt: Counter of computed prompt tokens.
+        generation: Counter of generated tokens.
+        kv_cache_usage: Gauge of the share of the KV cache in use.
         kv_tokens: Gauge of the tokens in the KV cache, for engines without a gauge of its usage.
         kv_capacity: Gauge of the tokens that fit into the KV cache.
+        preemptions: Counter of preempted requests.
+        deferred: Gauge of those waiting requests that do not wait for capacity.
+        drafted: Counter of draft tokens.
+        accepted: Counter of accepted draft tokens.
+        blocked: Gauge of those waiting requests that wait for capacity; by default ``waiting``.
+        begun: Histogram that observes each request once it is in the batch. Without it, the
+            exporter computes no saturation.
+        slots: Gauge of the most requests that fit into the batch.
+        steps: Counter of steps, or histogram that observes each step.
         finished: Counters of the requests that ended for any reason.
         aborted: Counters of the requests that were aborted.
         looked_up: Counters of the tokens looked up in the prefix cache.
@@ -108,8 +86,21 @@ class LiveSeries:
 
     running: Series | None = None
     waiting: Series | None = None
+    load_running: Series | None = None
+    load_waiting: Series | None = None
+    prompt: Series | None = None
+    generation: Series | None = None
+    kv_cache_usage: Series | None = None
     kv_tokens: Series | None = None
     kv_capacity: Series | None = None
+    preemptions: Series | None = None
+    deferred: Series | None = None
+    drafted: Series | None = None
+    accepted: Series | None = None
+    blocked: Series | None = None
+    begun: Series | None = None
+    slots: Series | None = None
+    steps: Series | None = None
     finished: tuple[Series, ...] = ()
     aborted: tuple[Series, ...] = ()
     looked_up: tuple[Series, ...] = ()
@@ -135,8 +126,7 @@ class DialectTables:
         polled: Struct of polled statistics of a server that counts by itself.
         parallel_samples: Histograms of parallel samples (their number, and the tokens of the longest)
             where engines may send raw request events.
-        key_series: Series of the statistics log line; None: the line has the series of the live page.
-        live_series: Further series of the live page.
+        key_series: Series of the statistics log line, of the live page and of the saturation.
         recorded: Counters of the requests that end with a record.
         feature_options: Options that expose the families of a feature, by feature, for doctor's texts.
         needed_by: Properties computed from a field, as paths, and handlers that read it, by the field's
@@ -162,8 +152,7 @@ class DialectTables:
     part_labels: frozenset[str] = frozenset()
     polled: type[Polled] | None = None
     parallel_samples: tuple[str, ...] = ()
-    key_series: KeySeries | None = None
-    live_series: LiveSeries = LiveSeries()
+    key_series: KeySeries = KeySeries()
     recorded: tuple[Series, ...] = ()
     feature_options: Mapping[str, str] = dataclasses.field(default_factory=dict)
     needed_by: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)

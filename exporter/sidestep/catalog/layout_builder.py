@@ -51,7 +51,6 @@ class _LayoutBuilder:
         self.feeds: dict[str, list[FeedTarget]] = {}
 
     def layout(self, rows: tuple[Row, ...]) -> Layout:
-        """Return the layout of ``rows``."""
         assignments = {
             row.name: self.assign(row) for row in rows if not isinstance(row.source, Alias)
         }
@@ -107,7 +106,6 @@ class _LayoutBuilder:
             self.feeds.setdefault(source.name, []).append(target)
 
     def allocate(self, row: Row) -> SlotAssignment:
-        """Allocate the slots of ``row``."""
         if row.kind == "histogram":
             first = len(self.histograms)
             self.histograms += [row] * max(len(row.closed), 1)
@@ -131,7 +129,6 @@ class _LayoutBuilder:
     def connect_below(
         self, struct: type[msgspec.Struct], assignment: SlotAssignment, path: str, slot: int
     ) -> None:
-        """Connect ``path``, below ``struct``, to ``slot``."""
         row = assignment.row
         section = self.roots[struct]
         *parents, leaf = path.split(".")

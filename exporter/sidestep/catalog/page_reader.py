@@ -121,7 +121,6 @@ def _plain(text: str) -> str:
 
 
 def _replicas(page: EnginePage, all_: Samples) -> list[Reading]:
-    """Return the replicas of one engine's page."""
     groups: dict[tuple[str, ...], dict[str, list[PageSample]]] = {}
     for name, found in all_.items():
         if not name.startswith(page.prefix):

@@ -32,7 +32,6 @@ class Price:
     transferred: int = 0
 
     def __str__(self) -> str:
-        """Return the form in which the setting has it."""
         found = [("input", self.computed), ("cached", self.cached), ("output", self.generated)]
         found += [("transferred", self.transferred)] if self.transferred else []
         return ",".join((self.model, *(f"{name}={n * TOKENS / PARTS:.15g}" for name, n in found)))
@@ -50,7 +49,6 @@ class Prices:
         self._by_model = {price.model: price for price in found}
 
     def __bool__(self) -> bool:
-        """Return whether anything has a price."""
         return bool(self._by_model)
 
     def of(self, model: str) -> Price | None:

@@ -22,30 +22,26 @@ ENGINE_LABELS = ("engine", "model_name")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Handler:
+class _Named:
+    name: str
+
+
+class Handler(_Named):
     """A row that the function of this name in ``engines/<engine>/`` feeds.
 
     A row has a handler where its value depends on more than one field.
     """
 
-    name: str
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Computed:
+class Computed(_Named):
     """A row that the function of this name computes at each scrape.
 
     It is in ``metrics/computed_gauges.py``, or in the dialect's ``computed``.
     """
 
-    name: str
 
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Alias:
+class Alias(_Named):
     """A second name for the data of another row."""
-
-    name: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,11 +51,8 @@ class Constant:
     value: float
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Info:
+class Info(_Named):
     """An info metric whose labels are in the Hello's ``info`` under this name."""
-
-    name: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

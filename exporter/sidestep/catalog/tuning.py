@@ -21,10 +21,8 @@ class Cause(NamedTuple):
     Attributes:
         name: As ``sidestep why`` names it; a limit has its own name.
         parts: Keys of a request's parts that it lengthens.
-        meaning: What happens.
         changes: What to change, by engine; an engine without one has no such setting.
         otherwise: What helps with any engine.
-        unless: When not to.
         evidence: What to look at before and after.
     """
 
@@ -140,8 +138,3 @@ CAUSES = (
     ),
 )
 # fmt: on
-WORK = ("prefill", "decode", "queue.none")
-"""Parts that are the work itself, or the wait for the running step: nothing binds there.
-
-To shorten them, compute less (prefix cache, speculative decoding, quantization) or use faster hardware.
-"""

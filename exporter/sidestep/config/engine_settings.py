@@ -77,11 +77,11 @@ class EngineSettings:
     triton: tuple[Server, ...] = _servers(f"--triton {triton_servers.FORM}",
         "Triton server to poll statistics from, http://HOST:8000; its models are exposed as engines."
         " Repeatable; space-separated in the variable. See triton.md.",
-        triton_servers.parse, collect=triton_servers.collect)
+        triton_servers.parse, collect=scrape_targets.collect_servers)
     engine: tuple[EngineTarget, ...] = _servers(f"--engine {engine_targets.FORM}",
         "Engine's server to poll, such as llamacpp=http://127.0.0.1:8080; its models are exposed as"
         " engines. Repeatable; space-separated in the variable. See llamacpp.md.",
-        engine_targets.parse, collect=engine_targets.collect)
+        engine_targets.parse, collect=scrape_targets.collect_servers)
     limits_memory_soft: int = option("--limits.memory-soft MIB",
         "Resident memory from which new streams are rejected; 0 disables the limit.",
         parsing.whole, 384)

@@ -55,9 +55,3 @@ def parse(value: object) -> EngineTarget:
     if urlsplit(target.url).query:
         raise ValueError("the URL is that of the server, without a query")
     return EngineTarget(kind, target, tuple(own))
-
-
-def collect(found: tuple[EngineTarget, ...]) -> tuple[EngineTarget, ...]:
-    """Check all servers together."""
-    scrape_targets.collect(tuple(server.target for server in found))
-    return found

@@ -29,11 +29,7 @@ def _receiver(path: str) -> Callable[[object], str]:
 
 
 def _web_page(value: object) -> str:
-    """Return the address of a web page; empty: none.
-
-    Raises:
-        ValueError: It is neither http nor https, such as a script.
-    """
+    """Return the address of a web page; empty: none."""
     given = parsing.text(value).strip()
     if given and urlsplit(given).scheme not in ("http", "https"):
         raise ValueError("must be an http or https address")
@@ -146,7 +142,7 @@ class OutputSettings:
         "Property of a request that names its tenant, where engines send request events: cache-salt,"
         " adapter, priority, id-prefix (the part of the request's id before its first hyphen) or"
         " header:NAME (SGLang's custom label of that name). See tenants.md.",
-        parsing.optional(parsing.tenant_rule), "", unset="tenants are not counted")
+        parsing.tenant_rule, "", unset="tenants are not counted")
     tenants_max: int = option("--tenants.max NUMBER",
         "Most tenants with series of their own, 120 at most; all others count as __other__.",
         parsing.tenants, 100)

@@ -121,41 +121,30 @@ def positive_seconds(value: object) -> float:
     return found
 
 
-def positive(value: object) -> int:
-    """Parse a whole number above 0."""
-    found = whole(value, "must be a whole number above 0")
-    if not found:
-        raise ValueError("must be a whole number above 0")
-    return found
-
-
-def whole(value: object, error: str = "must be a whole number, 0 or above") -> int:
-    """Parse a whole number, 0 included, that engines can read."""
+def whole(value: object, low: int = 0, high: int = COUNT_LIMIT) -> int:
+    """Parse a whole number from ``low`` to ``high``, by default one that engines can read."""
     digits = str(value)
-    if not digits.isdecimal():
-        raise ValueError(error)
-    if len(digits) > len(str(COUNT_LIMIT)) or int(digits) > COUNT_LIMIT:
-        raise ValueError(f"must be {COUNT_LIMIT} at most")
+    if not digits.isdecimal() or int(digits[: len(str(high)) + 1]) < low:
+        raise ValueError(f"must be a whole number, {low} or above")
+    if len(digits) > len(str(high)) or int(digits) > high:
+        raise ValueError(f"must be {high} at most")
     return int(digits)
 
 
+positive = functools.partial(whole, low=1)
+tenants = functools.partial(whole, low=1, high=MAX_TENANTS)
+"""Parser of a number of tenants whose series fit into a record of one engine."""
+
+
 def tenant_rule(value: object) -> str:
-    """Accept a property of requests that can name a tenant."""
+    """Accept a property of requests that can name a tenant; empty: none."""
     given = text(value)
     name = given.removeprefix("header:")
-    if given in ("cache-salt", "adapter", "priority", "id-prefix"):
+    if given in ("", "cache-salt", "adapter", "priority", "id-prefix"):
         return given
     if name == given or not name or len(name) > MAX_LABEL_CHARS or not is_printable(name):
         raise ValueError("must be one of cache-salt, adapter, priority, id-prefix, header:NAME")
     return given
-
-
-def tenants(value: object) -> int:
-    """Parse a number of tenants whose series fit into a record of one engine."""
-    found = positive(value)
-    if found > MAX_TENANTS:
-        raise ValueError(f"must be {MAX_TENANTS} at most")
-    return found
 
 
 def boolean(value: object) -> bool:
@@ -176,8 +165,3 @@ def one_of(*choices: str) -> Callable[[object], str]:
         return str(value)
 
     return parse
-
-
-def optional(parse: Callable[[object], str]) -> Callable[[object], str]:
-    """Return a parser that also accepts an empty value."""
-    return lambda value: "" if value == "" else parse(value)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from sidestep.config import options, parsing
@@ -160,6 +160,12 @@ def collect(found: tuple[Target, ...]) -> tuple[Target, ...]:
         options.check_unique(target.url for target in found)
     except ValueError as error:
         raise ValueError(without_secrets(error)) from None
+    return found
+
+
+def collect_servers(found: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Check the targets of all servers of a flag together."""
+    collect(tuple(server.target for server in found))
     return found
 
 

@@ -60,7 +60,6 @@ class Config(OutputSettings, EngineSettings):
 
 
 def _text(value: object) -> str:
-    """Format an applied setting for the log."""
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
@@ -82,7 +81,8 @@ def read(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Config:
     """
     if found := variables.unknown(environ, [s.variable for s in (*SETTINGS, CONFIG_FILE)]):
         raise ConfigError(variables.description(found))
-    file_name, file, tables = _file(flags, environ)
+    file_name = flags.get("config_file") or environ.get(CONFIG_FILE.variable, "")
+    file, tables = read_file(file_name) if file_name else ({}, {})
     known = {setting.flag for setting in SETTINGS}
     for key in file:
         if key not in known:
@@ -105,14 +105,6 @@ def _given(settings: Mapping[Setting, tuple[Any, str]]) -> Iterator[str]:
         if not origin.startswith(DEFAULT):
             values = value if isinstance(value, list | tuple) else [value]
             yield f"{setting.flag} {', '.join(map(setting.shown, values))} ({origin})"
-
-
-def _file(
-    flags: Mapping[str, Any], environ: Mapping[str, str]
-) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """Return the name of the configuration file, its values by flag, and its ``TABLES``."""
-    name = flags.get("config_file") or environ.get(CONFIG_FILE.variable, "")
-    return (name, *(read_file(name) if name else ({}, {})))
 
 
 def _find(
@@ -206,7 +198,10 @@ def _table(name: str, key: str, table: object) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for family, value in table.items():
         if key == "shown_buckets":
-            _check_pattern(name, family)
+            try:
+                parsing.family_pattern(family)
+            except ValueError as error:
+                raise ConfigError(f"{name}: shown_buckets {family!r}: {error}") from None
         elif family not in buckets.DEFAULTS:
             known = ", ".join(sorted(buckets.DEFAULTS))
             raise ConfigError(f"{name}: {key}.{family} is unknown; known are {known}")
@@ -217,10 +212,3 @@ def _table(name: str, key: str, table: object) -> dict[str, Any]:
         else:
             raise ConfigError(f"{name}: {key}.{family} must be a list of numbers")
     return found
-
-
-def _check_pattern(name: str, pattern: str) -> None:
-    try:
-        parsing.family_pattern(pattern)
-    except ValueError as error:
-        raise ConfigError(f"{name}: shown_buckets {pattern!r}: {error}") from None

@@ -80,9 +80,3 @@ def _choice(text: str) -> ModelChoice:
     if slash and not _VERSION.fullmatch(version):
         raise ValueError("model=NAME/VERSION needs a whole number as the version")
     return ModelChoice(name, version)
-
-
-def collect(found: tuple[Server, ...]) -> tuple[Server, ...]:
-    """Check all servers together."""
-    scrape_targets.collect(tuple(server.target for server in found))
-    return found

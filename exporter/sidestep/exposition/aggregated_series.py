@@ -40,8 +40,6 @@ def aggregate_numbers(values: Sequence[Number], rule: Combine) -> Number:
     Otherwise the last digit of a counter could decrease when an engine comes back, which
     Prometheus takes for a counter reset.
     """
-    if len(values) == 1:
-        return values[0]
     if rule == "max":
         return max(values)
     if rule == "min":
@@ -67,8 +65,6 @@ def aggregate_histograms(found: Sequence[Histogram]) -> Histogram:
 
     Native buckets are left out. Exemplars remain where all bounds are equal.
     """
-    if len(found) == 1:
-        return found[0]
     by_bounds: dict[Bounds, list[Sequence[int]]] = {}
     for one in found:
         by_bounds.setdefault(one.bounds, []).append(one.counts)
@@ -90,8 +86,6 @@ def aggregate_histograms(found: Sequence[Histogram]) -> Histogram:
 def aggregate_native(found: Sequence[Histogram]) -> Histogram:
     """Add up histograms, with their native buckets if all have them and the same bounds."""
     first = found[0]
-    if len(found) == 1:
-        return first
     if not isinstance(first, NativeHistogram) or any(
         other.bounds != first.bounds for other in found
     ):

@@ -141,11 +141,6 @@ class EngineCopier:
         return found
 
 
-def copied(registry: Registry, *, with_gone: bool = False) -> RegistryValues:
-    """Return the values of a registry's engines now."""
-    return EngineCopier(registry).copy(with_gone=with_gone)
-
-
 def _family(family: OpenFamily) -> OpenFamily:
     children = {
         key: value.copy() if isinstance(value, Histogram) else value

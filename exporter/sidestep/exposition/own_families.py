@@ -12,7 +12,7 @@ from prometheus_client.core import Metric
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.utils import floatToGoString
 
-from sidestep.exposition.family_series import SampleFamily, collected, of_exporter
+from sidestep.exposition.family_series import collected, of_exporter
 from sidestep.exposition.negotiation import Format
 from sidestep.exposition.protobuf_page import encode_samples
 from sidestep.exposition.text_page import header, label_text
@@ -33,12 +33,6 @@ class OwnValues(NamedTuple):
     families: Sequence[tuple[SelfRow, Sequence[LabelledValue]]] = ()
     others: Sequence[Metric] = ()
 
-    def sample_families(self) -> Iterator[SampleFamily]:
-        """Yield all of these families."""
-        for row, samples in self.families:
-            yield of_exporter(row, samples)
-        yield from chain.from_iterable(map(collected, self.others))
-
     def collect(self) -> Iterator[Metric]:
         """Yield the families of other collectors, as a collector does."""
         return iter(self.others)
@@ -55,7 +49,9 @@ def write(values: OwnValues, form: Format) -> list[bytes]:
     """Return the families and the end of the page as prometheus_client does, several times faster."""
     others: Any = values
     if form == "protobuf":
-        return [part for family in values.sample_families() for part in encode_samples(family)]
+        own = (of_exporter(*one) for one in values.families)
+        families = chain(own, *map(collected, values.others))
+        return [part for family in families for part in encode_samples(family)]
     openmetrics = form == "openmetrics"
     parts = [_text(*one, openmetrics=openmetrics).encode() for one in values.families]
     generate: Any = generate_openmetrics if openmetrics else generate_latest

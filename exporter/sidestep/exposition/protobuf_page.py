@@ -8,7 +8,7 @@ from collections.abc import Collection
 from sidestep.exposition import proto_format
 from sidestep.exposition.aggregated_series import aggregate_native
 from sidestep.exposition.encoded_series import EncodedFamilies
-from sidestep.exposition.engine_values import RegistryValues, Value, copied
+from sidestep.exposition.engine_values import RegistryValues, Value
 from sidestep.exposition.families import Family
 from sidestep.exposition.family_series import (
     Observed,
@@ -19,14 +19,6 @@ from sidestep.exposition.family_series import (
 )
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.native_histogram import NativeHistogram
-from sidestep.metrics.registry import Registry
-
-
-def render(registry: Registry, names: Collection[str] = ()) -> bytes:
-    """Return the engines' page of this moment."""
-    native = registry.series.native
-    page = ProtobufPage(classic_buckets=native is None or native.both)
-    return b"".join(page.write(copied(registry), names))
 
 
 class ProtobufPage:
@@ -48,14 +40,11 @@ class ProtobufPage:
 
 
 class _Series:
-    """Encodes the series of one family."""
-
     def __init__(self, family: Family, *, classic: bool) -> None:
         self._kind = family.kind
         self._classic = classic
 
     def encode(self, labels: bytes, value: Value, created: float) -> bytes:
-        """Encode one series."""
         if isinstance(value, Histogram):
             return proto_format.metric(labels, self._histogram(value, created))
         return proto_format.metric(labels, proto_format.single(self._kind, value, created))

@@ -64,7 +64,6 @@ class SharedRenders(Generic[Key]):
         self._renders: dict[Key, asyncio.Task[Body]] = {}
 
     def __len__(self) -> int:
-        """Return how many there are."""
         return len(self._renders)
 
     async def get(self, key: Key, render: Callable[[], Coroutine[Any, Any, Body]]) -> Body:

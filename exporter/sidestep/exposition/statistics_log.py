@@ -6,7 +6,6 @@ Engines on scraped pages have lines as well, without a row there.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import math
 import time
@@ -52,37 +51,26 @@ class _Totals(NamedTuple):
     limits: Mapping[str, float]
 
 
-@dataclasses.dataclass(slots=True)
-class Line:
+class Line(NamedTuple):
     """Numbers of one line.
 
     Attributes:
-        deferred: Waiting requests that do not wait for capacity.
-        external_hit_rate: Share of recent lookups that an external prefix cache had.
-        mm_hit_rate: Likewise of the multimodal cache.
-        draft_acceptance_rate: Share of the draft tokens that were accepted.
-        limit: What kept requests waiting for most of the time in which any did; None: nothing.
-        limit_share: Share of the engine's busy time in which it did.
+        more: Members of the line in JSON that the row does not have; None is left out.
     """
 
     row: EngineRow
     name: str
-    deferred: float = 0
-    external_hit_rate: float | None = None
-    mm_hit_rate: float | None = None
-    draft_acceptance_rate: float | None = None
-    limit: str | None = None
-    limit_share: float | None = None
+    more: Mapping[str, Any] = {}
 
     def text(self) -> str:
         """Return the line: rates with one decimal, without what does not apply."""
-        row = self.row
+        row, more = self.row, self.more
         numbers = (
             ("prompt %.1f tokens/s", row.prompt_tokens_per_second),
             ("generation %.1f tokens/s", row.generation_tokens_per_second),
             ("running %.0f", row.running),
             ("waiting %.0f", row.waiting),
-            ("deferred %.0f", self.deferred or None),
+            ("deferred %.0f", more.get("deferred")),
             ("finished %.0f", row.finished or None),
             ("aborted %.0f", row.aborted or None),
             ("preemptions %.0f", row.preemptions or None),
@@ -93,15 +81,15 @@ class Line:
         rates = {
             "KV cache": row.kv_cache_usage,
             "prefix cache hits": row.prefix_hit_rate,
-            "external prefix cache hits": self.external_hit_rate,
-            "multimodal cache hits": self.mm_hit_rate,
-            "drafts accepted": self.draft_acceptance_rate,
+            "external prefix cache hits": more.get("external_hit_rate"),
+            "multimodal cache hits": more.get("mm_hit_rate"),
+            "drafts accepted": more.get("draft_acceptance_rate"),
         }
         parts += [f"{name} {rate:.1%}" for name, rate in rates.items() if rate is not None]
         if row.attention or (row.state and row.level is None):
             parts.append(f"state {state_text(row)}")
-        if self.limit is not None:
-            parts.append(f"limit {self.limit} {self.limit_share:.0%}")
+        if more.get("limit"):
+            parts.append(f"limit {more['limit']} {more['limit_share']:.0%}")
         return f"{self.name}: " + ", ".join(parts)
 
     def fields(self) -> dict[str, Any]:
@@ -110,16 +98,7 @@ class Line:
         The row's ``level`` is ``state_level``: every line has a level of its own.
         """
         row = msgspec.to_builtins(self.row)
-        more = {
-            "state_level": row.pop("level", None),
-            "deferred": self.deferred or None,
-            "external_hit_rate": self.external_hit_rate,
-            "mm_hit_rate": self.mm_hit_rate,
-            "draft_acceptance_rate": self.draft_acceptance_rate,
-            "limit": self.limit,
-            "limit_share": self.limit_share,
-        }
-        found = {"event": "statistics", **row, **more}
+        found = {"event": "statistics", "state_level": row.pop("level", None), **row, **self.more}
         return {name: value for name, value in found.items() if value is not None}
 
     @property
@@ -221,7 +200,6 @@ class StatsLog:
                 yield engine, engine.name if names[engine.name] == 1 else engine.id
 
     def _page_lines(self) -> Iterator[Line]:
-        """Yield the lines of the engines on scraped pages."""
         before, self._readings = self._readings, {}
         now = self._clock()
         for target, text in self._pages().items():
@@ -287,16 +265,17 @@ def _line(row: EngineRow, name: str, parts: Sequence[tuple[_Totals, _Totals]]) -
         seconds.update(now.limits)
         seconds.subtract(then.limits)
     limit, share = binding_limit(seconds)
-    return Line(
-        row=row,
-        name=name,
-        deferred=sum(deferred),
-        external_hit_rate=_hit_rate(engines, EXTERNAL),
-        mm_hit_rate=_hit_rate(engines, MULTIMODAL),
-        draft_acceptance_rate=accepted / drafted if drafted else None,
-        limit=limit,
-        limit_share=share,
-    )
+    more = {
+        # Waiting requests that do not wait for capacity.
+        "deferred": sum(deferred) or None,
+        "external_hit_rate": _hit_rate(engines, EXTERNAL),
+        "mm_hit_rate": _hit_rate(engines, MULTIMODAL),
+        "draft_acceptance_rate": accepted / drafted if drafted else None,
+        # What kept requests waiting for most of the time in which any did.
+        "limit": limit,
+        "limit_share": share,
+    }
+    return Line(row, name, more)
 
 
 def _hit_rate(engines: Sequence[Engine], window: int) -> float | None:

@@ -12,14 +12,13 @@ from sidestep.catalog.buckets import Bounds
 from sidestep.catalog.row import Kind
 from sidestep.exposition.aggregated_series import Labels, aggregate_histograms
 from sidestep.exposition.encoded_series import EncodedFamilies
-from sidestep.exposition.engine_values import RegistryValues, Value, copied
+from sidestep.exposition.engine_values import RegistryValues, Value
 from sidestep.exposition.families import Family
 from sidestep.exposition.passthrough.parser import ESCAPES, timestamp_in_seconds
 from sidestep.exposition.passthrough.registry import PassthroughFamily
 from sidestep.exposition.series_filter import SeriesFilter
 from sidestep.metrics.exemplars import Exemplar, Exemplars
 from sidestep.metrics.histogram import Histogram
-from sidestep.metrics.registry import Registry
 
 LABELS_PLACEHOLDER = b"\0"
 """Stands for the labels in a histogram's lines; no name and no bound has such a byte."""
@@ -88,19 +87,6 @@ def with_exemplars(lines: bytes, exemplars: Exemplars, buckets: Sequence[int]) -
 
 MAX_TEMPLATES = 64
 """Sets of bounds that a family can have at once; engines can send any bounds."""
-
-
-def render(
-    registry: Registry,
-    series_filter: SeriesFilter | None = None,
-    *,
-    openmetrics: bool = False,
-    names: Collection[str] = (),
-) -> bytes:
-    """Return the engines' page of this moment, without the closing line of OpenMetrics."""
-    page = TextPage(series_filter, exemplars=openmetrics)
-    values = copied(registry, with_gone=bool(page.series_filter.dropped_labels))
-    return b"".join(page.write(values, openmetrics=openmetrics, names=names))
 
 
 class TextPage:

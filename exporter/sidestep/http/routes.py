@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import html
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -47,7 +48,11 @@ def application(endpoints: Endpoints, path: str) -> web.Application:
     routes: list[tuple[str, Handler, str]] = [
         (path, endpoints.metrics, "Metrics"),
         # Some clients can be configured with a path but not with a query.
-        (path.rstrip("/") + POD_PATH, endpoints.pod_metrics, "Metrics of all engines as one"),
+        (
+            path.rstrip("/") + POD_PATH,
+            functools.partial(endpoints.metrics, view="pod"),
+            "Metrics of all engines as one",
+        ),
         ("/api/v1/engines", endpoints.engines, "Engines (JSON)"),
         ("/api/v1/metrics", endpoints.metrics_json, "Metrics (JSON)"),
         ("/api/v1/cardinality", endpoints.cardinality, "Number of series (JSON)"),
@@ -144,10 +149,6 @@ class Endpoints:
         body = await self.pages.page(view, form, _names(request), by_prometheus=is_prometheus)
         return await _response(body, request, CONTENT_TYPES[form])
 
-    async def pod_metrics(self, request: web.Request) -> web.StreamResponse:
-        """Return the metrics page in the pod view."""
-        return await self.metrics(request, "pod")
-
     async def engines(self, _: web.Request) -> web.StreamResponse:
         """Return the engines."""
         engines = self.pages.registry.engines.values()
@@ -176,7 +177,6 @@ class Endpoints:
         return web.Response(text="".join(f"{frame}\n" for frame in health.stack))
 
     def _find(self, request: web.Request) -> tuple[Engine, Health]:
-        """Return the engine that the path names."""
         engine = self.pages.registry.engines.get(request.match_info["engine"])
         health = None if engine is None else self._health.of(engine)
         if engine is None or health is None:

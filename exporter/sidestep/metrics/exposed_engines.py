@@ -101,7 +101,11 @@ class ExposedEngines:
         self.check(info)
         layout = self.layouts[info.dialect]
         engine = self.engines.get(info.id) or self.retired.pop(info.id, None)
-        if engine is not None and (engine.layout is not layout or self._is_renamed(engine, info)):
+        # A stream that feeds an engine keeps its labels.
+        if engine is not None and (
+            engine.layout is not layout
+            or (not engine.feeds.streams and engine.sent_labels != info.labels)
+        ):
             self._hide(engine)
             self._forget(engine)
             engine = None
@@ -147,10 +151,6 @@ class ExposedEngines:
             features.setdefault(engine.layout, set()).update(engine.description.features)
         names = [layout.names_for(found) for layout, found in features.items()]
         return [self.reserved, self.quota.names, *names]
-
-    def _is_renamed(self, engine: Engine, info: EngineInfo) -> bool:
-        """Return whether ``engine`` returns with other labels; a stream that feeds it keeps them."""
-        return not engine.feeds.streams and engine.sent_labels != info.labels
 
     def clear(self) -> None:
         """Delete all engines."""

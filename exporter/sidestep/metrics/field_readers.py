@@ -126,7 +126,6 @@ def _column(section: StructFields, name: str) -> Iterator[str]:
 
 
 def _one(slot: int, value: str) -> str:
-    """Return the line that observes ``value``."""
     return f"refused += {_histogram(slot)}.observe({value})"
 
 
@@ -159,11 +158,9 @@ class _Helpers:
         self.refused = layout.handler_slot("refused_observations")
 
     def refuse(self, engine: Engine, count: int) -> None:
-        """Count observations that were refused."""
         engine.values[self.refused] = (engine.values[self.refused] or 0) + count
 
     def start_families(self, engine: Engine, path: str, assignments: list[SlotAssignment]) -> None:
-        """Start an option's families at 0."""
         engine.exposed_paths.add(path)
         for assignment in assignments:
             engine.start_family(assignment)

@@ -66,7 +66,7 @@ def _gauges(engine: Engine) -> tuple[float | None, ...]:
 def _reader(layout: Layout) -> LoadReader | None:
     """Return the function that reads the load of the layout's engines, if the dialect names its series."""
     named = layout.tables.key_series
-    if named is None or named.begun is None:
+    if named.begun is None:
         return None
     # Requests that wait for an adapter or a transfer do not imply that the batch is full.
     running, waiting, blocked, begun, slots, usage, steps, prompt, generation = (

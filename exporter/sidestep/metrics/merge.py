@@ -265,7 +265,6 @@ def _known_bounds(engine: Engine, totals: OpenTotals) -> Bounds:
 
 
 def _counts(buckets: Buckets) -> list[int]:
-    """Return checked counts as numbers."""
     return [int(count) for count in buckets.counts]
 
 

@@ -177,5 +177,4 @@ class Saturation(Part):
 
 
 def _restarted(before: Load, load: Load) -> bool:
-    """Return whether the engine's counters restarted at 0."""
     return load.begun < before.begun or (load.steps or 0) < (before.steps or 0)

@@ -54,8 +54,6 @@ def add_samples(
 
 
 class _NewFamilies:
-    """The families that an item adds."""
-
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
         self.families: dict[str, OpenFamily] = {}
@@ -66,7 +64,6 @@ class _NewFamilies:
 def _check_quota(
     registry: Registry, engine: Engine, made: _NewFamilies, families: Sequence[Family]
 ) -> None:
-    """Check that the new children fit into the quota."""
     series = size = 0
     for family in families:
         target = made.families.get(family.name) or engine.open_families[family.name]
@@ -78,15 +75,7 @@ def _check_quota(
         if new:
             series += len(new)
             size += registry.quota.size(engine, target, new)
-    _check_limit(registry, engine, series, size)
-
-
-def _check_limit(registry: Registry, engine: Engine, series: int, size: int) -> None:
-    """Check that ``engine`` may have ``series`` more children of ``size`` bytes."""
-    if not series:
-        return
-    limit = registry.quota.limit(engine, series, size)
-    if limit:
+    if series and (limit := registry.quota.limit(engine, series, size)):
         raise registry.over_limit(limit, "too many self-described series")
 
 

@@ -72,13 +72,12 @@ def either_reader(one: NumberReader, other: NumberReader) -> NumberReader:
 @functools.cache
 def request_readers(layout: Layout) -> tuple[NumberReader, NumberReader]:
     """Return the functions that read how many requests run, and how many wait."""
-    key, live = layout.tables.key_series, layout.tables.live_series
-    named = (None, None) if key is None else (key.running, key.waiting)
-    running, waiting = (number_reader(layout, series) for series in named)
-    return (
-        either_reader(running, number_reader(layout, live.running)),
-        either_reader(waiting, number_reader(layout, live.waiting)),
+    key = layout.tables.key_series
+    running, waiting, load_running, load_waiting = (
+        number_reader(layout, series)
+        for series in (key.running, key.waiting, key.load_running, key.load_waiting)
     )
+    return either_reader(running, load_running), either_reader(waiting, load_waiting)
 
 
 def requests(engine: Engine) -> Number:

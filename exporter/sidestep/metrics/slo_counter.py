@@ -29,10 +29,7 @@ class SloCounter:
         self._requests = requests
         self._undecided = undecided
         self._limits = [(t, (GOOD, name), (BAD, name)) for name, t in limits]
-        self.start()
-
-    def start(self) -> None:
-        """Expose every result, at 0 where nothing was counted yet."""
+        # Every result is exposed, at 0 where nothing was counted yet.
         for _, good, bad in self._limits:
             self._requests.setdefault(good, 0)
             self._requests.setdefault(bad, 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
-from typing import TypeVar
 
 import msgspec
 
@@ -29,9 +28,6 @@ from sidestep.protocol.engine_totals import (
 )
 from sidestep.protocol.messages import DECODE_ERRORS, EngineInfo
 
-DecodedType = TypeVar("DecodedType")
-
-
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[EngineTotals] = msgspec.msgpack.Decoder(EngineTotals)
 INT_LIMIT = 1 << 63
@@ -52,19 +48,15 @@ def encode_totals(engine: Engine, totals: Totals) -> bytes:
 
 def decode_totals(raw: bytes | msgspec.Raw) -> EngineTotals:
     """Decode the totals in ``raw``."""
-    found = _decode(_decoder, raw)
+    try:
+        found = _decoder.decode(raw)
+    except DECODE_ERRORS as error:
+        raise WireError("bad_item", str(error)) from None
     _check_columns(found)
     for bounds, buckets in zip(found.head.bounds, found.totals.histograms, strict=True):
         if buckets is not None:
             check_buckets(buckets, bounds)
     return found
-
-
-def _decode(decoder: msgspec.msgpack.Decoder[DecodedType], raw: bytes | msgspec.Raw) -> DecodedType:
-    try:
-        return decoder.decode(raw)
-    except DECODE_ERRORS as error:
-        raise WireError("bad_item", str(error)) from None
 
 
 def _check_columns(found: EngineTotals) -> None:

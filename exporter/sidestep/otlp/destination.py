@@ -75,7 +75,6 @@ class _Transport(HTTPAdapter):
     outcome: requests.Response | requests.RequestException | None = None
 
     def send(self, *arguments: Any, **options: Any) -> requests.Response:
-        """Send a request."""
         try:
             self.outcome = super().send(*arguments, **options)
         except requests.RequestException as error:
@@ -220,6 +219,5 @@ def _protocol(signal: Signal) -> str:
 
 
 def _line(text: object) -> str:
-    """Return ``text`` as one short line."""
     printable = "".join(each if each.isprintable() else " " for each in str(text) or repr(text))
     return " ".join(printable.split())[:MAX_REASON_CHARS]

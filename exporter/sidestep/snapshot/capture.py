@@ -24,7 +24,6 @@ from sidestep.protocol.engine_totals import TOTAL_LIMIT
 from sidestep.protocol.messages import DECODE_ERRORS, EngineInfo, Heartbeat
 from sidestep.protocol.stream import Stream, StreamState
 from sidestep.requests.request_log import RequestLog, lose_output
-from sidestep.snapshot.contents import same_names
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep.tracking.requests import inflight_state
 from sidestep.tracking.requests.inflight_state import GroupState, RequestsState, TrackerState
@@ -88,11 +87,16 @@ class SavedRecords(msgspec.Struct, array_like=True, gc=False, tag="q"):
 
 
 State = tuple[int, int, int]
-SavedPart = SavedStream | SavedEngine | SavedFederatedEngine | SavedRecords | SavedProcess
-Piece = SavedPart | TrackerState | RequestsState | GroupState
+Saved = SavedStream | SavedEngine | SavedFederatedEngine | SavedRecords | SavedProcess
+Piece = Saved | TrackerState | RequestsState | GroupState
 EnginePieces = dict[str, tuple[int, list[bytes]]]
 """Version and encoded pieces of each engine, by identity."""
-_STREAM_FIELDS = same_names(Stream, "SavedStream")
+_STREAM_FIELDS = [
+    name
+    for name in SavedStream.__struct_fields__
+    if name not in ("open", "retired", "retired_seqs")
+]
+"""Fields that have the same names in ``Stream``."""
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Piece] = msgspec.msgpack.Decoder(Piece)
 
@@ -224,7 +228,10 @@ def _restore(intake: Intake, pieces: Sequence[Piece], now: float) -> None:
                 intake.items = piece.items
                 registry.limited.update(piece.limited)
                 intake.metrics.restore(piece.counters, piece.created)
-    _restore_requests(registry, groups)
+    trackers = _request_trackers(registry.engines.values())
+    for tracker in trackers.values():
+        inflight_state.sort_preempted(tracker)
+    inflight_state.restore_groups(registry.sample_groups, groups, trackers)
     # Last, because gauges are hidden until a stream of the engine sends a Hello.
     intake.restore(streams, now)
 
@@ -252,13 +259,6 @@ def _restore_engine(registry: Registry, piece: SavedEngine, now: float) -> None:
         registry.expose(engine)
     else:
         registry.retired[engine.id] = engine
-
-
-def _restore_requests(registry: Registry, groups: Sequence[GroupState]) -> None:
-    trackers = _request_trackers(registry.engines.values())
-    for tracker in trackers.values():
-        inflight_state.sort_preempted(tracker)
-    inflight_state.restore_groups(registry.sample_groups, groups, trackers)
 
 
 def _request_trackers(engines: Iterable[Engine]) -> dict[str, RequestTracker]:

@@ -29,7 +29,6 @@ class _Text(logging.Formatter):
         self.converter = time.gmtime
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
-        """Return the line."""
         return escape(super().formatMessage(record))
 
     def formatException(self, ei: Any) -> str:  # noqa: N802
@@ -59,18 +58,29 @@ def _rfc3339(seconds: float) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+MAX_CHARS = 500
+"""Characters of a kept warning."""
+
+
 class _Recent(logging.Handler):
-    """Keeps the last lines in memory, for the debug page."""
+    """Keeps the last lines in memory, for the debug page, and the last warnings, for the live page.
+
+    Attributes:
+        warnings: Unix time and text, without traceback, of lines of level warning and above.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.lines: deque[str] = deque(maxlen=200)
+        self.warnings: deque[tuple[float, str]] = deque(maxlen=20)
         self.setFormatter(_Text())
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep the line; one that cannot be formatted is a line of standard error, as for any handler."""
         try:
             self.lines.append(self.format(record))
+            if record.levelno >= logging.WARNING:
+                self.warnings.append((record.created, record.getMessage()[:MAX_CHARS]))
         except Exception:  # noqa: BLE001 - no log line may end what logs it
             self.handleError(record)
 

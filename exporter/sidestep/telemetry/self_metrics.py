@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -69,11 +70,6 @@ class SelfMetrics(Collector):
             if row is not None and len(row.labels) == len(labels):
                 self._values[name][labels] = value
 
-    def describe(self) -> Iterator[Metric]:
-        """Yield the families without samples, for pages with selected names."""
-        for row in BY_NAME.values():
-            yield _family(row)
-
     def samples(self, names: Collection[str] = ()) -> Iterator[tuple[SelfRow, list[LabelledValue]]]:
         """Yield the families that have samples, in the order of the page."""
         for name, row in BY_NAME.items():
@@ -84,33 +80,22 @@ class SelfMetrics(Collector):
             if found:
                 yield row, found
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield the families for prometheus_client."""
-        for row, samples in self.samples():
-            family = _family(row)
-            for labels, value in samples:
-                family.add_metric(labels, value)
-            yield family
+    def describe(self) -> Iterator[Metric]:
+        """Yield the families without samples, whose names no other collector can have."""
+        for row in BY_NAME.values():
+            make = CounterMetricFamily if row.kind == "counter" else GaugeMetricFamily
+            yield make(row.name, row.help)
+
+    def collect(self) -> Iterable[Metric]:
+        """Return nothing: pages have ``samples``."""
+        return ()
 
 
-def _family(row: SelfRow) -> CounterMetricFamily | GaugeMetricFamily:
-    make = CounterMetricFamily if row.kind == "counter" else GaugeMetricFamily
-    return make(row.name, row.help, labels=row.labels)
+class OwnRegistry(NamedTuple):
+    """The exporter's metrics about itself, and a registry of all other collectors of this process."""
 
-
-class OwnRegistry(CollectorRegistry):
-    """Collectors of this process."""
-
-    def __init__(self, metrics: SelfMetrics) -> None:
-        super().__init__(auto_describe=True)
-        self.metrics = metrics
-        self.others = CollectorRegistry()
-        super().register(metrics)
-
-    def register(self, collector: Collector) -> None:
-        """Add a collector."""
-        super().register(collector)
-        self.others.register(collector)
+    metrics: SelfMetrics
+    others: CollectorRegistry
 
 
 def own_registry(metrics: SelfMetrics, others: Iterable[Collector]) -> OwnRegistry:
@@ -118,7 +103,8 @@ def own_registry(metrics: SelfMetrics, others: Iterable[Collector]) -> OwnRegist
 
     A user's collector that fails loses its own samples; the page still has the others.
     """
-    registry = OwnRegistry(metrics)
+    registry = CollectorRegistry(auto_describe=True)
+    registry.register(metrics)
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     GCCollector(registry=registry)
@@ -127,7 +113,7 @@ def own_registry(metrics: SelfMetrics, others: Iterable[Collector]) -> OwnRegist
             registry.register(_Contained(other, metrics))
         except ValueError as error:
             raise ConfigError(f"collector {type(other).__name__}: {error}") from None
-    return registry
+    return OwnRegistry(metrics, registry)
 
 
 def names(registry: OwnRegistry) -> frozenset[str]:

@@ -65,7 +65,6 @@ class _Queries(NamedTuple):
         return f"{function}({name}{{{self.matchers}{more}}}[{self.step * 1000:.0f}ms])"
 
     async def run(self, query: str, *by: str) -> Blocks:
-        """Return the values of a query by labels."""
         first, last = self.start + self.step, self.start + self.step * self.blocks
         fields = {"query": query, "start": first, "end": last + self.step / 2, "step": self.step}
         url = f"{self.root}/api/v1/query_range?{urlencode(fields)}"

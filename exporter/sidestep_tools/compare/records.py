@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import datetime
 from http import HTTPStatus
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
 
 import aiohttp
 import msgspec
-from msgspec import Meta
 
 from sidestep.errors import ConfigError
 from sidestep.tracking.requests.outcomes import FAILED
-from sidestep_adapters.recording.format import MAGIC, MAX_LINE, lines, opened
+from sidestep_adapters.recording.format import MAGIC, MAX_LINE, opened
 from sidestep_adapters.recording.requests import requests
 from sidestep_tools.compare.measurement import Distribution, Measurement, Ratio, Values, chunks
 from sidestep_tools.compare.report import PART
 from sidestep_tools.compare.source import Source
+from sidestep_tools.request_records import Record, read_log
 from sidestep_tools.web_client import fetch
 from sidestep_tools.web_client.fetch import FetchError
 
@@ -29,44 +27,12 @@ SELECTABLE = ("adapter", "dialect", "engine", "model", "tenant")
 """Fields of a record that labels of a source select by; a model is its ``model_name``, too."""
 
 
-Time = Annotated[datetime, Meta(tz=True)]
-
-
-class Record(msgspec.Struct, kw_only=True):
-    """The fields of a request's record that are compared; docs/requests.md describes them."""
-
-    key: str
-    time: Time
-    arrival: Time | None
-    reason: str
-    adapter: str = ""
-    dialect: str = ""
-    engine: str = ""
-    model: str = ""
-    tenant: str = ""
-    e2e_seconds: float | None
-    ttft_seconds: float | None
-    mean_itl_seconds: float | None
-    prompt_tokens: int
-    cached_tokens: int
-    output_tokens: int
-    parts: dict[str, float] = {}
-
-    @property
-    def begin(self) -> float:
-        """Unix time of its arrival, or of its end where the arrival is not known."""
-        return (self.arrival or self.time).timestamp()
-
-
 class _Ended(msgspec.Struct):
     requests: list[Record]
 
 
 class _Timeline(msgspec.Struct):
     engines: list[_Ended]
-
-
-_decoder = msgspec.json.Decoder(Record)
 
 
 def measure(source: Source) -> Measurement:
@@ -138,14 +104,7 @@ def _records(path: Path) -> Iterator[Record]:
             for made in requests(path):
                 yield msgspec.convert(made, Record, from_attributes=True)
             return
-        for number, line in enumerate(lines(path, file, first), start=1):
-            try:
-                if line.strip():
-                    yield _decoder.decode(line)
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-                raise ConfigError(
-                    f"{path}: line {number} is no record of a request: {error}"
-                ) from None
+        yield from read_log(path, file, first)
 
 
 def measurement(records: Sequence[Record]) -> Measurement:
@@ -173,9 +132,9 @@ def measurement(records: Sequence[Record]) -> Measurement:
         return Ratio([sum(map(part, group)) for group in ends], [*map(sum, spans)])
 
     def part_of(name: str) -> Ratio:
-        return ratio(lambda one: one.parts.get(name, 0.0), lambda one: bool(one.parts))
+        return ratio(lambda one: (one.parts or {}).get(name, 0.0), lambda one: bool(one.parts))
 
-    parts = dict.fromkeys(part for record in records for part in record.parts)
+    parts = dict.fromkeys(part for record in records for part in record.parts or ())
     models = ", ".join(sorted({record.model for record in records if record.model}))
     return Measurement(
         records[0].dialect,

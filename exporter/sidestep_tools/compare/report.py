@@ -233,7 +233,6 @@ def lines(report: Report) -> Iterator[str]:
 
 
 def _number(value: float, unit: Unit) -> str:
-    """Return a value with its unit."""
     if unit == "share":
         return f"{value * 100:.1f} %"
     if unit == "seconds":

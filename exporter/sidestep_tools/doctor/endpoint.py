@@ -91,7 +91,6 @@ def _malformed(endpoint: str) -> str:
 
 
 def _connect(endpoint: str) -> None:
-    """Connect, and close the connection at once."""
     if endpoint.startswith(IPC):
         with socket.socket(socket.AF_UNIX) as opened:
             opened.settimeout(CONNECT_TIMEOUT)

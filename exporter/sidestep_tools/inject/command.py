@@ -43,13 +43,11 @@ class Injection:
     Args:
         image: Image of the exporter.
         is_instead: Whether sidestep counts in the engines' place; otherwise the variable is not set.
-
-    Attributes:
-        notes: Lines that say what was done.
     """
 
     def __init__(self, image: str, *, is_instead: bool) -> None:
         self.notes: list[str] = []
+        """Lines that say what was done."""
         self._is_instead = is_instead
         text = resources.files("sidestep_tools.inject").joinpath("pod.yaml").read_text("utf-8")
         (template,) = read_documents(text)
@@ -60,9 +58,7 @@ class Injection:
     def document(self, text: str, line: int = 0) -> tuple[str, str]:
         """Return a document before and after; as it is written if it has no engine.
 
-        Args:
-            text: The document.
-            line: Number of the file's lines before it, so that errors name the line of the file.
+        ``line`` is the number of the file's lines before it, so that errors name the line of the file.
 
         Raises:
             ConfigError: It is not YAML, or an engine in it cannot be patched.
@@ -219,11 +215,7 @@ def _pods(node: yaml.Node, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, .
 
 
 def _inject_file(injection: Injection, place: str, content: bytes) -> tuple[str, str]:
-    """Return the text of a file before and after.
-
-    Raises:
-        ConfigError: The content is not YAML in UTF-8, or an engine in it cannot be patched.
-    """
+    """Return the text of a file before and after."""
     try:
         text = content.decode()
     except UnicodeDecodeError as error:

@@ -117,7 +117,7 @@ class TopApp(App[None]):
         charts = self.query_one("#charts", Static)
         charts.display = event.size.height >= LOW
         charts.styles.height = 4 if event.size.height >= HIGH else 2
-        self._show_keys(event.size.width)
+        self._update("#keys", _joined(KEYS, "  ", event.size.width))
         self._show_all()
 
     async def _poll(self) -> None:
@@ -188,9 +188,6 @@ class TopApp(App[None]):
         if self.report is not None:
             parts.append(time.strftime("%H:%M:%S", time.localtime(self.report.time)))
         self._update("#title", _joined(parts, " · ", self.size.width))
-
-    def _show_keys(self, width: int) -> None:
-        self._update("#keys", _joined(KEYS, "  ", width))
 
     def _show_charts(self) -> None:
         charts = self.query_one("#charts", Static)

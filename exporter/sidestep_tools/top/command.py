@@ -91,10 +91,6 @@ async def run(
         show_json(report)
     else:
         show(table(report))
-    return _status(report)
-
-
-def _status(report: Report) -> int:
     return int(any(target.error is not None for target in report.targets))
 
 

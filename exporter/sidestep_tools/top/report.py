@@ -27,11 +27,7 @@ class TargetReport(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """All targets at one moment.
-
-    Attributes:
-        time: Unix time.
-    """
+    """All targets at the Unix time ``time``."""
 
     time: float
     verdict: Verdict

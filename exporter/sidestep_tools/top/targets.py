@@ -92,7 +92,6 @@ class Target:
         return None
 
     async def _find_page(self, session: aiohttp.ClientSession) -> str:
-        """Return the address of the metrics page."""
         for path in FURTHER_PATHS:
             status, text = await _get(session, self._root + path)
             if status == HTTPStatus.OK and text.startswith("#"):
@@ -117,12 +116,8 @@ class Target:
 
 
 async def _get(session: aiohttp.ClientSession, url: str) -> tuple[int, str]:
-    """Return status and text of a page.
-
-    Raises:
-        FetchError: It is too long, or for people.
-    """
-    answer = await fetch.get(session, url)
+    """Return status and text of a page."""
+    answer = await fetch.fetch(session, url)
     if answer.status == HTTPStatus.OK and answer.content_type == "text/html":
         raise FetchError("answers with HTML: give the whole URL of its metrics page")
     return answer.status, answer.text

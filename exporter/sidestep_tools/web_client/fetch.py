@@ -77,8 +77,18 @@ def parse_address(url: str) -> Address:
     )
 
 
-async def get(session: aiohttp.ClientSession, url: str) -> Answer:
-    """Return the answer of ``url``."""
+async def fetch(session: aiohttp.ClientSession, url: str, timeout: float | None = None) -> Answer:
+    """Return the answer of ``url``, whatever its status.
+
+    Raises:
+        FetchError: There is none within ``timeout`` seconds, or ``TIMEOUT``; or it is too long.
+    """
+    timeout = timeout or TIMEOUT
+    with explained(timeout):
+        return await asyncio.wait_for(_get(session, url), timeout)
+
+
+async def _get(session: aiohttp.ClientSession, url: str) -> Answer:
     async with session.get(url) as answer:
         if answer.status != HTTPStatus.OK:
             return Answer(answer.status, answer.content_type, "")
@@ -91,17 +101,6 @@ async def get(session: aiohttp.ClientSession, url: str) -> Answer:
         text = b"".join(parts).decode("utf-8", "replace")
         date = parsedate_tz(answer.headers.get("Date"))
         return Answer(answer.status, answer.content_type, text, date and mktime_tz(date))
-
-
-async def fetch(session: aiohttp.ClientSession, url: str, timeout: float | None = None) -> Answer:
-    """Return the answer of ``url``, whatever its status.
-
-    Raises:
-        FetchError: There is none within ``timeout`` seconds, or ``TIMEOUT``; or it is too long.
-    """
-    timeout = timeout or TIMEOUT
-    with explained(timeout):
-        return await asyncio.wait_for(get(session, url), timeout)
 
 
 @contextlib.contextmanager

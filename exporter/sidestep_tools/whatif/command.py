@@ -15,6 +15,7 @@ from sidestep.errors import ConfigError
 from sidestep.protocol.limits import printable
 from sidestep.tracking.kv_blocks.hit_ratio_curve import Point
 from sidestep.transport.path_owners import open_file
+from sidestep_tools.formatting import count
 from sidestep_tools.whatif.estimate import RecordedCurve, TraceCurve, is_recording
 from sidestep_tools.whatif.trace import Trace
 
@@ -38,9 +39,9 @@ def run(
     as_json: bool,
 ) -> None:
     """Show the hit-ratio curve."""
-    if plot is not None:
-        # Checked before the file is read, which may take long.
-        _check_name(plot)
+    # Checked before the file is read, which may take long.
+    if plot is not None and plot.suffix.lower() != ".svg":
+        raise ConfigError(f"--plot {plot}: the name must end with .svg")
     curve, sizes, remark = _read(path, rate)
     if not curve.accesses:
         raise ConfigError(f"{path}: no lookups of blocks")
@@ -94,12 +95,6 @@ def _table(
         yield f"{point.blocks:>12,}{tokens}{point.hit_ratio:>11.2%}{bounds:>20}"
 
 
-def _check_name(path: Path) -> None:
-    """Check that a picture may have this name."""
-    if path.suffix.lower() != ".svg":
-        raise ConfigError(f"--plot {path}: the name must end with .svg")
-
-
 def write_plot(path: Path, points: Sequence[Point], title: str) -> None:
     """Write points, in ascending order, to a file."""
     drawn = "\n".join([*_drawn(points, printable(title)), ""]).encode()
@@ -139,7 +134,7 @@ def _drawn(points: Sequence[Point], title: str) -> Iterator[str]:
     labelled = -math.inf
     for left, point in zip(lefts, points, strict=True):
         if left - labelled > 4 * LETTERS:
-            yield _text(_short(point.blocks), left, HEIGHT - MARGIN + 18)
+            yield _text(count(point.blocks), left, HEIGHT - MARGIN + 18)
             labelled = left
     ratios = " ".join(through([point.hit_ratio for point in points]))
     yield f'<polyline points="{ratios}" fill="none" stroke="{CURVE}" stroke-width="2"/>'
@@ -151,10 +146,3 @@ def _drawn(points: Sequence[Point], title: str) -> Iterator[str]:
 def _text(text: str, left: float, base: float, anchor: str = "middle") -> str:
     """Return text with its middle, or its end, at a place on its base line."""
     return f'<text x="{left:.1f}" y="{base:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
-
-
-def _short(number: int) -> str:
-    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
-        if number >= size:
-            return f"{number / size:.3g}{unit}"
-    return str(number)

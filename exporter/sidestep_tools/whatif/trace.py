@@ -101,21 +101,18 @@ class Trace:
         number = 0
         read: Callable[[bytes], Iterator[Blocks | None]] | None = None
         try:
-            for number, line in enumerate(self._lines(), start=1):  # noqa: B007 - for the message
-                if not line.strip():
-                    continue
-                if read is None:
-                    self.has_hits = self._is_trace(line)
-                    read = _read_request if self.has_hits else read_batch
-                yield from read(line)
+            # It is opened only once, so that it may be a pipe.
+            with opened(self._path) as file:
+                for number, line in enumerate(lines(self._path, file), start=1):  # noqa: B007 - for the message
+                    if not line.strip():
+                        continue
+                    if read is None:
+                        self.has_hits = self._is_trace(line)
+                        read = _read_request if self.has_hits else read_batch
+                    yield from read(line)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             form = "a request with hash_ids" if self.has_hits else "a batch of KV events"
             raise ConfigError(f"{self._path}: line {number} is not {form}: {error}") from None
-
-    def _lines(self) -> Iterator[bytes]:
-        """Yield the lines of the file, which is opened only once, so that it may be a pipe."""
-        with opened(self._path) as file:
-            yield from lines(self._path, file)
 
     def _is_trace(self, line: bytes) -> bool:
         """Return whether the first line is that of a trace, rather than of a capture."""

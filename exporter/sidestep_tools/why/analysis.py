@@ -13,12 +13,12 @@ from typing import NamedTuple
 import msgspec
 
 from sidestep.catalog.tuning import CAUSES, Cause
+from sidestep_tools.request_records import Record
 from sidestep_tools.why.evidence import MIN_REQUESTS, CurvePoint, evidence, quantile
 from sidestep_tools.why.timeline import (
     FRONT_END_IN,
     QUEUE,
     EngineTimeline,
-    Record,
     Step,
     parts_of,
     steps_of,
@@ -88,9 +88,6 @@ class Named(msgspec.Struct, frozen=True, kw_only=True):
         seconds: The time of requests that it took.
         e2e_share: That as a share of all of their time; None: unknown, and so is the next one.
         ttft_share: Its share of the time to first tokens; 0 if it comes later.
-        change: What to change in this engine.
-        unless: When not to.
-        evidence: Numbers for it.
     """
 
     cause: str
@@ -138,14 +135,7 @@ def report(
     curve: Sequence[CurvePoint] = (),
     row: Row = NO_ROW,
 ) -> Report:
-    """Return what the timeline of an engine says.
-
-    Args:
-        engine: Its steps and requests.
-        limits: Names of limits.
-        curve: Its hit ratio by size of the cache; empty: unknown.
-        row: Its live numbers.
-    """
+    """Return what the timeline of an engine says, with its hit ratio by size of the cache and its live numbers."""
     steps = [*steps_of(engine, limits)]
     binding = limit_shares(steps) or _shares(engine.limit_seconds)
     usual = _usual(binding)
@@ -252,8 +242,6 @@ def _span(engine: EngineTimeline) -> float:
 
 
 class _Material(NamedTuple):
-    """A cause that takes a material share of the requests' time."""
-
     cause: Cause
     seconds: float
     e2e_share: float | None = None
@@ -279,9 +267,7 @@ def _material(
 ) -> Iterator[_Material]:
     """Yield the causes that take a material share of the requests' time, the largest first.
 
-    Args:
-        alls: The parts of each request.
-        firsts: Those before its first token.
+    ``alls`` has the parts of each request, ``firsts`` those before its first token.
     """
     total, first = _sum(alls), _sum(firsts)
     taken = {cause: _taken(cause, total) for cause in CAUSES}

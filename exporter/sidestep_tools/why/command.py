@@ -11,12 +11,13 @@ import msgspec
 
 from sidestep.errors import ConfigError
 from sidestep_tools.formatting import show, show_json
+from sidestep_tools.request_records import Record
 from sidestep_tools.web_client.access import Access
 from sidestep_tools.why.analysis import GRAVE, NO_ROW, Report, Row, report
 from sidestep_tools.why.evidence import CurvePoint
 from sidestep_tools.why.sources import Exporter, from_file
 from sidestep_tools.why.text import joined_line, report_lines, request_lines
-from sidestep_tools.why.timeline import EngineTimeline, Phase, Record, Timeline, phases_of
+from sidestep_tools.why.timeline import EngineTimeline, Phase, Timeline, phases_of
 from sidestep_tools.why.trace import trace
 
 EXPORTER = "http://127.0.0.1:9857"
@@ -66,12 +67,8 @@ async def why(
 ) -> None:
     """Say why requests are slow, or where the time of some of them went.
 
-    Args:
-        sources: Exporters' addresses, or a file; several only for requests.
-        question: What to say.
-        access: Access to the exporter.
-        minutes: How many of its last minutes to look at.
-        as_json: Whether to print JSON.
+    ``sources`` are exporters' addresses, or a file; several only for requests. ``minutes`` is how many of an
+    exporter's last minutes to look at.
 
     Raises:
         ConfigError: The file cannot be read, or there is no such engine or request.
@@ -192,11 +189,7 @@ def _share_limits(engines: Sequence[EngineTimeline]) -> None:
 def _chosen(
     engines: Sequence[EngineTimeline], question: Question
 ) -> list[tuple[EngineTimeline, Record]]:
-    """Return the requests of which the question asks: of one request all parts, in their order.
-
-    Raises:
-        ConfigError: There is no request of this id.
-    """
+    """Return the requests of which the question asks: of one request all parts, in their order."""
     known = [(engine, record) for engine in engines for record in engine.requests]
     if question.request:
         named = [

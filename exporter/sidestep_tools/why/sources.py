@@ -11,12 +11,13 @@ import aiohttp
 import msgspec
 
 from sidestep.errors import ConfigError, RunError
-from sidestep_adapters.recording.format import MAGIC, MAX_LINE, lines, opened
+from sidestep_adapters.recording.format import MAGIC, MAX_LINE, opened
 from sidestep_adapters.recording.requests import RecordedEngine, recorded_engines
+from sidestep_tools.request_records import Record, read_log
 from sidestep_tools.web_client.fetch import FetchError, fetch, parse_address, refusal
 from sidestep_tools.why.analysis import Row
 from sidestep_tools.why.evidence import CurvePoint
-from sidestep_tools.why.timeline import EngineTimeline, Record, Steps, Timeline
+from sidestep_tools.why.timeline import EngineTimeline, Steps, Timeline
 
 Form = TypeVar("Form")
 TIMEOUT = 30.0
@@ -72,11 +73,7 @@ class Exporter:
         return {} if found is None else {row.id: row for row in found.engines}
 
     async def _read(self, path: str, form: type[Form]) -> Form | None:
-        """Return the JSON at ``path``; None if there is none.
-
-        Raises:
-            RunError: The exporter does not answer, or refuses.
-        """
+        """Return the JSON at ``path``; None if there is none."""
         url = self._root + path
         try:
             answer = await fetch(self._session, url, TIMEOUT)
@@ -103,16 +100,7 @@ def from_file(path: Path) -> Timeline:
         first = file.readline(MAX_LINE)
         if first == MAGIC:
             return _recorded(path)
-        for number, line in enumerate(lines(path, file, first), start=1):
-            if not line.strip():
-                continue
-            try:
-                each = msgspec.json.decode(line, type=Record)
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-                raise ConfigError(
-                    f"{path}: line {number} is no record of a request, nor is the file a recording of"
-                    f" sidestep record: {error}"
-                ) from None
+        for each in read_log(path, file, first):
             name = each.key.rsplit("/", 2)[0]
             if name not in engines:
                 engines[name] = EngineTimeline(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from sidestep_tools.formatting import duration, share
+from sidestep_tools.request_records import Record
 from sidestep_tools.why.analysis import Latency, Report
-from sidestep_tools.why.timeline import EngineTimeline, Record, phases_of, preemptions_of
+from sidestep_tools.why.timeline import EngineTimeline, phases_of, preemptions_of
 
 MAX_PARTS = 4
 MAX_CAUSES = 2

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import msgspec
-from msgspec import Meta
 
-from sidestep.protocol.limits import Count, Seconds
+from sidestep.protocol.limits import Seconds
 from sidestep.protocol.request_events import LIMITS
+from sidestep_tools.request_records import Record
 
 FRONT_END_IN, PREFILL, DECODE, PREEMPTED, FRONT_END_OUT = (
     "front_end_in",
@@ -21,50 +21,6 @@ FRONT_END_IN, PREFILL, DECODE, PREEMPTED, FRONT_END_OUT = (
 )
 QUEUE = "queue."
 """Beginning of the names of parts in the queue, before that of the limit."""
-
-
-Time = Annotated[datetime, Meta(tz=True)]
-
-
-class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of a request's record that are needed; docs/requests.md describes the fields."""
-
-    key: str
-    time: Time
-    engine: str = ""
-    dialect: str = ""
-    model: str = ""
-    id: str = ""
-    reason: str = ""
-    arrival: Time | None = None
-    queued: Time | None = None
-    e2e_seconds: Seconds | None = None
-    queue_seconds: Seconds | None = None
-    prefill_seconds: Seconds | None = None
-    decode_seconds: Seconds | None = None
-    ttft_seconds: Seconds | None = None
-    preempted_seconds: Seconds = 0.0
-    preempted_at: list[tuple[Seconds, Seconds]] = []
-    preemptions: Count = 0
-    prompt_tokens: Count = 0
-    cached_tokens: Count = 0
-    output_tokens: Count = 0
-    parts: dict[str, Seconds] | None = None
-    role: str = ""
-    transfer: str = ""
-    join_key: str = ""
-    trace_id: str = ""
-
-    @property
-    def name(self) -> str:
-        """Its id as the client knows it, else its key."""
-        return self.id or self.key
-
-    @property
-    def join_keys(self) -> set[tuple[str, str]]:
-        """Keys of the request, of which its parts on several engines share at least one."""
-        found = {(name, getattr(self, name)) for name in ("id", "join_key", "trace_id")}
-        return {(name, key) for name, key in found if key}
 
 
 class Steps(msgspec.Struct, kw_only=True):

@@ -10,9 +10,9 @@ import heapq
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from sidestep_tools.request_records import Record
 from sidestep_tools.why.timeline import (
     EngineTimeline,
-    Record,
     Step,
     Timeline,
     phases_of,

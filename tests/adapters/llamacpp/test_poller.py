@@ -21,9 +21,9 @@ from llama_servers import (
     response,
 )
 from pages import parse
+from rendered import render
 from sidestep.app.exporter import Exporter
 from sidestep.errors import ConfigError
-from sidestep.exposition.text_page import render
 
 
 @pytest.fixture(autouse=True)

@@ -17,8 +17,8 @@ from fuzz.hostile_publisher import gaps_without_end, parts_without_end, restarts
 from exporters import Start, until
 from publishers import Publisher
 from recorded import read
+from rendered import render
 from sidestep.app.exporter import Exporter
-from sidestep.exposition.text_page import render
 from sidestep.telemetry import peer_log
 from sidestep.transport.process import resident, trim
 from sidestep_adapters.streams import subscriber

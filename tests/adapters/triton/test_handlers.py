@@ -9,9 +9,9 @@ import pytest
 
 from intakes import Fed
 from pages import Family, parse
+from rendered import render
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import encode_item
-from sidestep.exposition.text_page import render
 from sidestep.ingest.local_stream import ServerFeed
 from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER
 from sidestep.protocol.messages import EngineInfo

@@ -16,10 +16,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from intakes import Fed
 from pages import parse
+from rendered import render
 from sidestep.config.scrape_targets import Target
 from sidestep.config.triton_servers import parse as flag
 from sidestep.errors import PollError
-from sidestep.exposition.text_page import render
 from sidestep.ingest.local_stream import ServerFeed
 from sidestep_adapters.triton.http import TritonApi
 from sidestep_adapters.triton.model_config import ModelConfig

@@ -9,8 +9,8 @@ import pytest
 
 from exporters import Start, until
 from pages import parse
+from rendered import render
 from sidestep.app.exporter import Exporter
-from sidestep.exposition.text_page import render
 from sidestep.metrics import description_limits as descriptions
 from sidestep.metrics.description_limits import check_engines
 from sidestep.protocol.messages import EngineInfo

@@ -11,8 +11,8 @@ import pytest
 
 from exporters import Start, until
 from pages import parse
+from rendered import render
 from sidestep.app.exporter import Exporter
-from sidestep.exposition.text_page import render
 from tritons import STATS, Triton, answer, error, recording, tritons
 
 

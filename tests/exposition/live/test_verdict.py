@@ -110,7 +110,7 @@ def test_every_view_has_the_same_evaluation(facts: list[dict[str, Any]]) -> None
     first = ordered(table, Order("state"))[: len(troubled)]
     assert {e.row.id for e in first if e.row} == troubled
     for each in found.rows:
-        text = Line(each, "a", 0, None, None, None).text()
+        text = Line(each, "a").text()
         assert text.endswith(f"state {state_text(each)}") is (
             each.attention is not None or (each.state is not None and each.level is None)
         )

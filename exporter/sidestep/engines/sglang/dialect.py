@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sidestep.catalog.dialect import ALL_VALUES, KeySeries, LiveSeries, Series
+from sidestep.catalog.dialect import ALL_VALUES, KeySeries, Series
 from sidestep.catalog.row import Sampled
 from sidestep.engines import shared_rows
 from sidestep.engines.dialect import Dialect
@@ -56,9 +56,7 @@ DIALECT: Dialect = Dialect(
         begun=Series("sglang:queue_time_seconds"),
         slots=Series(shared_rows.MAX_RUNNING_REQUESTS),
         steps=Series("sglang:cuda_graph_passes_total", ALL_VALUES),
-    ),
-    # A tokenizer counts how requests end, a scheduler all other numbers.
-    live_series=LiveSeries(
+        # A tokenizer counts how requests end, a scheduler all other numbers.
         kv_tokens=Series("sglang:num_used_tokens"),
         kv_capacity=Series("sglang:max_total_num_tokens"),
         finished=(Series("sglang:num_requests_total", ALL_VALUES),),

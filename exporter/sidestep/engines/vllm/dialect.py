@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sidestep.catalog.dialect import ALL_VALUES, KeySeries, LiveSeries, Series
+from sidestep.catalog.dialect import ALL_VALUES, KeySeries, Series
 from sidestep.catalog.prices import PRICED
 from sidestep.engines import shared_rows
 from sidestep.engines.dialect import Dialect
@@ -52,9 +52,6 @@ DIALECT: Dialect = Dialect(
         begun=Series("vllm:time_to_first_token_seconds"),
         slots=Series(shared_rows.MAX_RUNNING_REQUESTS),
         steps=Series("vllm:iteration_tokens_total"),
-    ),
-    recorded=(Series("vllm:request_success_total", ALL_VALUES),),
-    live_series=LiveSeries(
         finished=(Series("vllm:request_success_total", ALL_VALUES),),
         aborted=(Series("vllm:request_success_total", "abort"),),
         looked_up=(Series("vllm:prefix_cache_queries_total"),),
@@ -65,6 +62,7 @@ DIALECT: Dialect = Dialect(
             "kv_reuse_gap": "vllm:kv_block_reuse_gap_seconds",
         },
     ),
+    recorded=(Series("vllm:request_success_total", ALL_VALUES),),
     feature_options={
         "spec_decode": "vLLM's --speculative-config",
         "diffusion": "a diffusion model",

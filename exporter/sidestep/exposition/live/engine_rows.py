@@ -63,8 +63,11 @@ def counted_fields(found: Increase | None) -> dict[str, Any]:
     """Return the fields of a row that follow from what was counted; none if that is not known."""
     if found is None:
         return {}
-    latencies = map(percentiles, found.bounds, found.counts)
-    return {**counted(found), **dict(zip(LATENCIES, latencies, strict=False))}
+    return {**counted(found), **_latencies(found)}
+
+
+def _latencies(found: Increase) -> dict[str, Any]:
+    return dict(zip(LATENCIES, map(percentiles, found.bounds, found.counts), strict=False))
 
 
 def _health(health: Health | None) -> dict[str, Any]:
@@ -141,9 +144,6 @@ def _total(parts: Sequence[EngineRow], merged: Increase, engines: int) -> Engine
             "preemptions",
         )
     }
-    latencies: dict[str, Any] = dict(
-        zip(LATENCIES, map(percentiles, merged.bounds, merged.counts), strict=False)
-    )
     return EngineRow(
         id="",
         engine=f"{engines} engine{'' if engines == 1 else 's'}",
@@ -155,7 +155,7 @@ def _total(parts: Sequence[EngineRow], merged: Increase, engines: int) -> Engine
         step_age=max(numbers("step_age"), default=None),
         last_seen=min(numbers("last_seen"), default=None),
         **summed,
-        **latencies,
+        **_latencies(merged),
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sidestep.catalog.buckets import Bounds
+from sidestep.catalog.dialect import Series
 from sidestep.catalog.layout import Layout
 from sidestep.catalog.row import Row
 from sidestep.metrics.computed_gauges import computed_gauge
@@ -98,22 +99,17 @@ class Readers:
 
     def __init__(self, layout: Layout) -> None:
         tables = layout.tables
-        key, live = tables.key_series, tables.live_series
-        self.running = None if key is None else layout.find(key.running.family).row
+        key = tables.key_series
+        self.running = None if key.running is None else layout.find(key.running.family).row
         self.key: Mapping[str, NumberReader] = {
             field.name: number_reader(layout, series)
-            for field in (() if key is None else dataclasses.fields(key))
-            if (series := getattr(key, field.name)) is not None
+            for field in dataclasses.fields(key)
+            if isinstance(series := getattr(key, field.name), Series)
         }
-        """Readers of the numbers that ``KeySeries`` names."""
-        named = [
-            *(() if key is None else (key.running, key.waiting, key.prompt, key.generation)),
-            *(() if live.running is None else (live.running,)),
-            *live.finished,
-            *live.aborted,
-            *live.looked_up,
-        ]
-        families = {**tables.latencies, **live.kv_blocks}
+        """Readers of the numbers that are single series."""
+        single = (key.running, key.waiting, key.prompt, key.generation, key.load_running)
+        named = [*filter(None, single), *key.finished, *key.aborted, *key.looked_up]
+        families = {**tables.latencies, **key.kv_blocks}
         self.rows = [
             layout.find(name).row
             for name in dict.fromkeys(
@@ -122,22 +118,22 @@ class Readers:
             if name is not None
         ]
         """An engine is shown if it can have one of these rows."""
-        used, capacity = (
-            number_reader(layout, series) for series in (live.kv_tokens, live.kv_capacity)
+        used, capacity, usage = (
+            number_reader(layout, series)
+            for series in (key.kv_tokens, key.kv_capacity, key.kv_cache_usage)
         )
-        usage = number_reader(layout, None if key is None else key.kv_cache_usage)
         self.gauges: list[NumberReader] = [
             *request_readers(layout),
             either_reader(usage, _ratio(used, capacity)),
         ]
         self.counters: list[NumberReader] = [
             *(
-                number_reader(layout, None if key is None else getattr(key, name))
-                for name in ("prompt", "generation", "preemptions")
+                number_reader(layout, series)
+                for series in (key.prompt, key.generation, key.preemptions)
             ),
             *(
-                sum_reader(layout, getattr(live, name))
-                for name in ("looked_up", "found", "finished", "aborted")
+                sum_reader(layout, several)
+                for several in (key.looked_up, key.found, key.finished, key.aborted)
             ),
         ]
         self.buckets: list[BucketReader] = [

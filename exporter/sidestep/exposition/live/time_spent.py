@@ -23,7 +23,6 @@ class Totals(NamedTuple):
     """Totals of an engine at one time, without those that are 0.
 
     Attributes:
-        at: Monotonic time.
         limits: Seconds by the limit that held.
         parts: Seconds of ended requests by part.
         counters: Counters of the numbers that only engines of its kind have, by family.
@@ -38,11 +37,7 @@ class Totals(NamedTuple):
 
 
 class TimeSpent(NamedTuple):
-    """Where time went within the window.
-
-    Attributes:
-        own: The numbers that only engines of its kind have.
-    """
+    """Where time went within the window, and numbers that only engines of one kind have."""
 
     limits: Mapping[str, float] = {}
     parts: Mapping[str, float] = {}
@@ -55,7 +50,7 @@ NOTHING_KNOWN = TimeSpent()
 @functools.cache
 def _readers(layout: Layout) -> Mapping[str, tuple[NumberReader, float]]:
     """Return the readers of the counters of an engine's own numbers, and their divisors, by family."""
-    own = layout.tables.live_series.own.values()
+    own = layout.tables.key_series.own.values()
     series = [each for quotient in own for each in (quotient.counter, quotient.by) if each]
     return {
         each.family: (number_reader(layout, each), layout.find(each.family).row.unit_divisor)
@@ -111,7 +106,7 @@ class TimeHistory:
         then = self._totals[0]
         seconds = found.at - then.at
         counted = {name: found.counters[name] - then.counters[name] for name in found.counters}
-        own = engine.layout.tables.live_series.own
+        own = engine.layout.tables.key_series.own
         return TimeSpent(
             _increase(then.limits, found.limits),
             _increase(then.parts, found.parts),

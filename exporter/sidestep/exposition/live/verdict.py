@@ -66,7 +66,6 @@ class _Problem(NamedTuple):
         return RANKS.index(kind), self.degree
 
     def marked(self) -> EngineRow:
-        """Return the row with this problem."""
         level = _LEVELS.get(self.kind, "warning")
         cause = CAUSES.get(self.kind, self.row.limit if self.row.limit_share else None)
         return msgspec.structs.replace(

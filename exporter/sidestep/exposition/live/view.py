@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
 import math
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -41,45 +39,9 @@ from sidestep.ingest.intake import Intake
 from sidestep.metrics.engine import Engine
 from sidestep.protocol.request_events import LIMITS
 from sidestep.protocol.stream import Stream, StreamState
-from sidestep.telemetry.logs import PACKAGES
+from sidestep.telemetry.logs import recent
 from sidestep.tracking.health.states import LEVELS
 from sidestep.transport.process import resident
-
-MAX_WARNINGS = 20
-MAX_CHARS = 500
-
-
-class RecentWarnings(logging.Handler):
-    """A log handler that keeps the last lines of level warning and above, without tracebacks."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self._lines: deque[Warned] = deque(maxlen=MAX_WARNINGS)
-
-    @property
-    def latest(self) -> list[Warned]:
-        """The lines, the newest first."""
-        return [*reversed(self._lines)]
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep a line."""
-        try:
-            self._lines.append(Warned(record.created, record.getMessage()[:MAX_CHARS]))
-        except Exception:  # noqa: BLE001 - as every handler of the standard library
-            self.handleError(record)
-
-    @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
-        """Keep the lines of this project's packages until the block ends."""
-        loggers = [logging.getLogger(name) for name in PACKAGES]
-        for logger in loggers:
-            logger.addHandler(self)
-        try:
-            yield
-        finally:
-            for logger in loggers:
-                logger.removeHandler(self)
-
 
 INFO = "_info"
 """End of the names of families whose labels are the information."""
@@ -165,7 +127,6 @@ class LiveView:
         *,
         dashboards: str = "",
     ) -> None:
-        self.warnings = RecentWarnings()
         self.histories: dict[str, SampleHistory] = {}
         self.total = TotalHistory()
         self._intake = intake
@@ -184,10 +145,9 @@ class LiveView:
 
     async def run(self) -> None:
         """Sample engines until cancelled."""
-        with self.warnings.installed():
-            while True:
-                await self.sample()
-                await asyncio.sleep(TICK)
+        while True:
+            await self.sample()
+            await asyncio.sleep(TICK)
 
     async def sample(self) -> None:
         """Sample all engines if a sample is due, and in any case those that have none yet."""
@@ -251,12 +211,11 @@ class LiveView:
             total=found.total(),
             engines=engines,
             exporter=self._exporter(),
-            warnings=self.warnings.latest,
+            warnings=[Warned(*each) for each in reversed(recent.warnings)],
         )
         return Body([msgspec.json.encode(live)])
 
     async def _rows(self) -> Rows:
-        """Return the rows of all engines."""
         found = Rows()
         self._shown.refresh()
         shown = [*self._shown.engines, *self._hidden_problems()]

@@ -14,7 +14,6 @@ from sidestep.exposition.passthrough import parser
 from sidestep.exposition.passthrough.parser import Comment, Labels, PageKind
 
 MAX_FAMILIES = 1000
-MAX_SORTED = 1000
 _SUFFIXES: dict[PageKind, tuple[str, ...]] = {
     "histogram": ("_bucket", "_count", "_sum"),
     "summary": ("", "_count", "_sum"),
@@ -159,10 +158,7 @@ class FamilySorter:
                 groups.setdefault(labels, []).append((*rank, number))
         found: list[PassthroughSample] = []
         for group in groups.values():
-            # No real histogram has more, and sorting a malicious one would take long.
-            if len(group) <= MAX_SORTED:
-                group.sort()
-            found += [family.samples[number] for *_, number in group]
+            found += [family.samples[number] for *_, number in sorted(group)]
         return found
 
 

@@ -58,11 +58,7 @@ is_plain_value = _SHORT.fullmatch
 
 
 class SeriesHead(NamedTuple):
-    """The text before a value.
-
-    Attributes:
-        end: Index of the value.
-    """
+    """The text before a value, which begins at ``end``."""
 
     end: int
     name: str

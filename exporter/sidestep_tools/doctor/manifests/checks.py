@@ -319,7 +319,6 @@ def _pod(pod: Pod, *, is_polled: bool) -> Iterator[Finding]:
 
 
 def _environment(engine: Engine, subject: str, ours: list[str]) -> Iterator[Finding]:
-    """Yield what is wrong with an engine's variables and options."""
     environ, words = engine.container.variables, engine.container.words
     # A variable whose value is not in the manifest may have a wrong name, too.
     hidden = {name: "hidden" for name in ours if name not in environment.VALUES}

@@ -234,7 +234,6 @@ def _specifications(
 
 
 def _engine(pod: Pod, container: Container) -> Engine | None:
-    """Return the engine that a container runs."""
     line, image = " ".join(container.words), container.image_name
     by_line = [kind for kind, (started, _) in ENGINES.items() if re.search(started, line)]
     by_image = [kind for kind, (_, name) in ENGINES.items() if re.fullmatch(name, image)]
@@ -247,7 +246,6 @@ def _engine(pod: Pod, container: Container) -> Engine | None:
 
 
 def _exporter(pod: Pod, container: Container) -> Exporter | None:
-    """Return the exporter that a container runs, with its settings."""
     words = container.words
     before = [PurePosixPath(each).name for each in takewhile(lambda word: word != "serve", words)]
     is_image = container.image_name.startswith(IMAGE)

@@ -56,7 +56,6 @@ def _failures(node: Any, reason: Reason) -> list[Problem]:
 
 
 def _without_buckets(node: Any) -> list[Problem]:
-    """Return why an argument of ``histogram_quantile`` has no buckets."""
     name, parts = operands(node)
     if name == "or":
         found = [_without_buckets(each) for each in parts]

@@ -1,7 +1,7 @@
 """The content of a snapshot: one list of all state, and where each field that outlives the process is.
 
-``tests/snapshot/test_fields.py`` compares it with the classes and with the wire structs, so a new field
-of either needs its place here.
+``test_fields`` compares it with the classes and with the wire structs, so a new field of either needs
+its place here.
 """
 
 from __future__ import annotations
@@ -139,9 +139,3 @@ FURTHER = (
     " Totals.limited Totals.cut_off Totals.blocks Totals.process Totals.processes SavedProcess.epoch SavedProcess.run"
 )
 """Other fields of the wire structs."""
-
-
-def same_names(state: type, struct: str) -> list[str]:
-    """Return the fields of ``state`` that a snapshot has under the same names in ``struct``."""
-    (saved,) = (held.saved for held in CONTENTS if held.state is state)
-    return [field for field, place in saved.items() if place == f"{struct}.{field}"]
