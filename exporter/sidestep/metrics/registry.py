@@ -115,7 +115,7 @@ class Registry(ExposedEngines):
         """Pass on requests that have waited too long for a front end; expire silent engines and old steps."""
         for engine in [*self.engines.values()]:
             requests = engine.part(Trackers).requests
-            if requests is not None and requests.ended.release_overdue(now):
+            if requests is not None and requests.reports.release_overdue(now):
                 self.touch(engine)
         super().expire(now)
         if self.tracking.keeps_timeline:
@@ -136,7 +136,7 @@ class Registry(ExposedEngines):
         for engine in self.engines.values():
             requests = engine.part(Trackers).requests
             if requests is not None:
-                requests.ended.release()
+                requests.reports.release()
 
     def sample_blocks(self, rate: float) -> None:
         """Track this share of KV blocks from now on."""

@@ -138,7 +138,7 @@ class EventHandlers(Handlers):
         tracker.block_size = engine.block_size
         tracker.outputs.role, tracker.outputs.block_size = engine.role, engine.block_size
         tracker.outputs.external_is_cached = engine.external_is_cached
-        reports = tracker.ended.reports
+        reports = tracker.reports
         reports.expected = bool(engine.feeds.front_ends)
         outcomes = tracker.apply(item)
         if reports.expected:
@@ -237,13 +237,13 @@ class EventHandlers(Handlers):
                     if (trace := traces.find(at - seconds))
                 ],
             )
-        live, reports = tracker.requests.live, tracker.ended.reports
+        live, reports = tracker.requests.live, tracker.reports
         self._observe_hops(engine, [reports.first_token(at - ttft, at, live) for ttft in waited])
         ended, queues = latencies.e2e_latencies, latencies.queue_times
         for e2e, queue in zip(
             ended, queues if len(queues) == len(ended) else repeat(None), strict=False
         ):
-            tracker.ended.end_reported(at - e2e, at, queue)
+            reports.end_reported(at - e2e, at, queue)
 
     def _observe_hops(self, engine: Engine, hops: Iterable[float | None]) -> None:
         histogram = engine.histogram(self._hop)

@@ -28,7 +28,6 @@ from sidestep.protocol.request_events import (
     RequestEvents,
     Scheduled,
 )
-from sidestep.tracking.requests.ended_requests import CountEnded, EndedRequests
 from sidestep.tracking.requests.endings import (
     abort,
     complete,
@@ -37,7 +36,7 @@ from sidestep.tracking.requests.endings import (
     hand_over,
     is_aborted,
 )
-from sidestep.tracking.requests.front_end import Traces
+from sidestep.tracking.requests.front_end import CountEnded, FrontEndReports, Traces
 from sidestep.tracking.requests.inflight import MAX_PAUSES, UNKNOWN, InFlight, Request
 from sidestep.tracking.requests.limits import LimitTimes
 from sidestep.tracking.requests.outcomes import EndedRequest, Outcomes, RequestSink
@@ -69,7 +68,7 @@ class RequestTracker:
         samples: The groups of parallel samples to which they belong.
         processes: How many processes number the requests: the engine's core, or its front ends.
         sources: Identifies each of them, by its number.
-        ended: The requests that have ended.
+        reports: Reports of the front ends, and requests that have ended.
         parts: Divides the requests' time.
         limits: Times of the limits on what the engine admits.
         traces: Trace contexts of requests whose latencies front ends report.
@@ -97,11 +96,11 @@ class RequestTracker:
         self.samples = EngineSamples(sample_groups, deployment)
         self.processes = 1
         self.sources: dict[int, int] = {}
-        self.ended = EndedRequests(sink, count)
+        self.reports = FrontEndReports(sink, count)
         self.parts = PartsTracker()
         self.outputs = OutputTracker(
             self.requests,
-            self.ended.reports,
+            self.reports,
             self.parts,
             self.settings.latency,
             notes_gaps=sink is not None and sink.needs_gaps,
@@ -161,7 +160,7 @@ class RequestTracker:
     def _lose(self, process: int | None, unseen: int | None = None) -> None:
         """Drop the requests of a process, or of all processes: no later event continues them."""
         if unseen is None:
-            self.ended.release()
+            self.reports.release()
             for number, request in self.requests.live.items():
                 if process is None or number % self.processes == process:
                     self._end_unseen(number, request, "engine_died")
@@ -182,7 +181,7 @@ class RequestTracker:
         self.outputs.last_step = None
         self.parts.interrupt()
         self.limits.restart()
-        self.ended.reports.skip()
+        self.reports.skip()
         dropped = self.requests.drop(reason, more, process, self.processes)
         self.samples.abort_all(request.group for request in dropped if request.group)
         if process is None or self.processes == 1:
@@ -224,7 +223,7 @@ class RequestTracker:
         """Drop all requests, since no stream sends their events any more; return the same as ``skip``."""
         if self.sources:
             self._lose(None)
-        self.ended.release()
+        self.reports.release()
         self.samples.close()
         self.requests.close()
         return self._take_untracked()
@@ -380,7 +379,7 @@ class RequestTracker:
         found = ended(event, self._source(event.request), request, transfer, aborted=aborted)
         if request is not None and request.parts is not None:
             found.parts = self.parts.finish(request.parts, event.stamp, found.core_e2e)
-        self.ended.end(found)
+        self.reports.end(found)
         if request is not None:
             self._leave(request, event.stamp, event.wall, aborted=aborted)
 
