@@ -72,11 +72,11 @@ REQUESTS: tuple[Row, ...] = (
         closed=REASONS,
         shared=_T.shared,
     ),
-    *shared_rows.service(REASONS, _BUCKETS, _T.shared),
-    *shared_rows.request_parts(_T.shared),
-    *shared_rows.goodput(_T.shared),
-    *shared_rows.tenants(_T.shared),
-    *shared_rows.cost(_T.shared),
+    *shared_rows.service(REASONS, _BUCKETS, shared=_T.shared),
+    *shared_rows.request_parts(shared=_T.shared),
+    *shared_rows.goodput(shared=_T.shared),
+    *shared_rows.tenants(shared=_T.shared),
+    *shared_rows.cost(shared=_T.shared),
 )
 HANDLED = frozenset(row.source.name for row in REQUESTS if isinstance(row.source, Handler))
 """Handlers of ``REQUESTS``."""

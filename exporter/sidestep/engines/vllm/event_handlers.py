@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import ClassVar
 
@@ -18,13 +18,12 @@ from sidestep.engines.shared_rows import (
     SERVICE_PROMPT,
     SERVICE_REQUESTS,
 )
-from sidestep.engines.tenant_counters import TenantCounters, Total
+from sidestep.engines.tenant_counters import ReadTotals, TenantCounters
 from sidestep.engines.vllm.rows import E2E, TTFT
 from sidestep.engines.vllm.service_counters import service_counters
 from sidestep.engines.vllm.wire import FrontEndLatencies
 from sidestep.metrics.ended_counter import REQUEST_PARTS, SERVICE_E2E, SERVICE_TTFT, TENANT_PARTS
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.engine_state import Number
 from sidestep.metrics.exemplars import exemplar
 from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.recent_steps import RecentSteps
@@ -46,26 +45,22 @@ FAILED = ("abort", "error")
 """Finish reasons that count as failures."""
 
 
-def tenant_totals(layout: Layout) -> Mapping[str, Total]:
-    """Return readers of the service's counters by field of ``TenantCounts``."""
+def tenant_totals(layout: Layout) -> ReadTotals:
+    """Return a reader of the service's counters."""
     ends, sources = layout.find(SERVICE_REQUESTS), layout.find(SERVICE_PROMPT)
     received = layout.find(RECEIVED_PROMPT)
-    return {
-        "ended": _sum_of(ends.slots),
-        "failed": _sum_of([ends.slots[ends.row.closed.index(reason)] for reason in FAILED]),
-        "computed": _sum_of(sources.slots[:1]),
-        "cached": _sum_of(sources.slots[1:2]),
-        "transferred": _sum_of([received.slots[received.row.closed.index("external_kv_transfer")]]),
-        "generated": _sum_of(layout.find(SERVICE_GENERATED).slots),
-        "held_micros": _sum_of(layout.find("sidestep_kv_block_seconds_total").slots),
+    found: Mapping[str, Sequence[int]] = {
+        "ended": ends.slots,
+        "failed": [ends.slots[ends.row.closed.index(reason)] for reason in FAILED],
+        "computed": sources.slots[:1],
+        "cached": sources.slots[1:2],
+        "transferred": [received.slots[received.row.closed.index("external_kv_transfer")]],
+        "generated": layout.find(SERVICE_GENERATED).slots,
+        "held_micros": layout.find("sidestep_kv_block_seconds_total").slots,
     }
-
-
-def _sum_of(slots: Sequence[int]) -> Callable[[Engine], Number]:
-    def total(engine: Engine) -> Number:
-        return sum(engine.values[slot] or 0 for slot in slots)
-
-    return total
+    return lambda engine: {
+        field: sum(engine.values[slot] or 0 for slot in slots) for field, slots in found.items()
+    }
 
 
 FRONT_END_LATENCIES = ("ttft", "e2e")
@@ -269,8 +264,7 @@ class EventHandlers(Handlers):
         if trackers.blocks is not None:
             increase(engine, self._block_counters["abandoned"], trackers.blocks.tracked)
             trackers.blocks = None
-        if trackers.lookups is not None:
-            trackers.lookups.restart()
+        super().abandon_blocks(engine)
 
     def update_states(self, engine: Engine, running: int, waiting: int, deferred: int) -> None:
         """Update requests by state; the scheduler's own counts include preempted ones in waiting."""
