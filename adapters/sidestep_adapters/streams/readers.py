@@ -113,8 +113,8 @@ class ForwardPasses(Reader):
 
     def accept(self, payload: bytes, now: float) -> None:
         """See ``Reader``."""
-        record = records.decode_forward_pass(payload, now)
-        self._feed.put(self._feed.engine(record.rank), record.item)
+        item, rank = records.decode_forward_pass(payload, now)
+        self._feed.put(self._feed.engine(rank), item)
 
 
 class Loads(Reader):
@@ -128,14 +128,13 @@ class Loads(Reader):
 
     def accept(self, payload: bytes, now: float) -> None:
         """See ``Reader``."""
-        record = records.decode_load(payload, now)
-        engine = self._feed.engine(record.rank)
-        known = len(self.resume_values) == len(record.totals)
-        records.add_increase(
-            record.item, record.totals, records.Totals(*self.resume_values) if known else None
-        )
-        self.resume_values = record.totals
-        self._feed.put(engine, record.item)
+        item, rank, totals = records.decode_load(payload, now)
+        engine = self._feed.engine(rank)
+        is_known = len(self.resume_values) == len(totals)
+        before = records.Totals(*self.resume_values) if is_known else None
+        records.add_increase(item, totals, before)
+        self.resume_values = totals
+        self._feed.put(engine, item)
 
     def on_discontinuity(self, found: Discontinuity) -> None:
         """If the publisher restarted, compare its next totals with 0."""
