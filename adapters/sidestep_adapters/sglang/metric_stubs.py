@@ -289,6 +289,17 @@ class ChildStub:
         self.record(self.key, value, 1)
 
 
+def _forwarding(name: str) -> Callable[..., None]:
+    """Return a method that forwards a call to the engine's own child, then records it."""
+    record = getattr(ChildStub, name)
+
+    def call(self: ForwardingChildStub, *args: Any, **kwargs: Any) -> None:
+        getattr(self.native, name)(*args, **kwargs)
+        record(self, *args, **kwargs)
+
+    return call
+
+
 class ForwardingChildStub(ChildStub):
     """Stub that first forwards each call to the engine's own child, then records it."""
 
@@ -301,22 +312,4 @@ class ForwardingChildStub(ChildStub):
     def __getattr__(self, name: str) -> Any:
         return getattr(self.native, name)
 
-    def inc(self, amount: float = 1) -> None:
-        """Forward and record; see ``ChildStub``."""
-        self.native.inc(amount)
-        self.record(self.key, amount, 1)
-
-    def dec(self, amount: float = 1) -> None:
-        """Forward and record; see ``ChildStub``."""
-        self.native.dec(amount)
-        self.record(self.key, -amount, 1)
-
-    def set(self, value: float) -> None:
-        """Forward and record; see ``ChildStub``."""
-        self.native.set(value)
-        self.record(self.key, value, SET)
-
-    def observe(self, value: float) -> None:
-        """Forward and record; see ``ChildStub``."""
-        self.native.observe(value)
-        self.record(self.key, value, 1)
+    inc, dec, set, observe = map(_forwarding, ("inc", "dec", "set", "observe"))
