@@ -253,5 +253,4 @@ async def _error_reason(response: aiohttp.ClientResponse) -> str:
 
 
 def _printable_line(text: object) -> str:
-    """Return ``text`` as one short printable line."""
     return _SPACES.sub(" ", str(text) or repr(text)).strip()[:MAX_REASON_CHARS]

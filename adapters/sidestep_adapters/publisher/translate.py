@@ -109,7 +109,6 @@ def _convert_mapping(value: dict[Any, Any], hint: Any) -> tuple[dict[str, Any], 
 
 
 def _max_length(hint: Any) -> int:
-    """Return the maximum number of elements that the wire allows."""
     bounds = (getattr(meta, "max_length", None) for meta in getattr(hint, "__metadata__", ()))
     return next((bound for bound in bounds if bound is not None), MAX_OBSERVATIONS)
 

@@ -198,7 +198,6 @@ class MetricStub(MetricSource):
             self._changed[key] = None
 
     def _seen(self, key: Values) -> tuple[list[float], list[int]]:
-        """Return values and weights of a child's observations since the last items."""
         found = self._observations.get(key)
         if found is None:
             found = self._observations[key] = ([], [])

@@ -80,7 +80,6 @@ class KvEvents(Reader):
     def _apply_pieces(
         self, engine: Engine, parts: Iterator[Sequence[Raw]], stamp: float, now: float
     ) -> None:
-        """Apply the next piece, and then the others."""
         events = next(parts, None)
         if events is not None:
             rest = partial(self._apply_pieces, engine, parts, stamp, now)

@@ -158,7 +158,6 @@ class Subscriber:
         self._context.release()
 
     def _read_monitor(self) -> None:
-        """Update the connection state from the socket's monitor."""
         for event in () if self._monitor is None else self._monitor.events():
             self._is_reconnected |= event == zmq.EVENT_HANDSHAKE_SUCCEEDED
             self._sequencer.connection_lost |= event == zmq.EVENT_DISCONNECTED
@@ -246,7 +245,6 @@ class Subscriber:
             self._replay = None
 
     def _update_counters(self) -> None:
-        """Add what the sequencer has counted to the metrics."""
         sequencer = self._sequencer
         counted = sequencer.gaps, sequencer.duplicates, sequencer.restarts
         names = ("gaps", "duplicate_messages", "restarts")

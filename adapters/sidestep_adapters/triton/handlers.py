@@ -94,7 +94,6 @@ class TritonHandlers(Handlers):
                 engine.start_family(assignment)
 
     def _add_batches(self, engine: Engine, batches: tuple[Batch, ...]) -> None:
-        """Add executions by the size of their batch."""
         histogram, refused = engine.histogram(self._slots["batch_size"]), 0
         executions = engine.keyed[self._slots["batch_executions"]]
         duration = engine.keyed[self._slots["batch_duration"]]
@@ -151,7 +150,6 @@ class TritonHandlers(Handlers):
     def _update_state_gauges(
         self, engine: Engine, item: TritonStats, stats: ModelStats, share: float | None
     ) -> None:
-        """Update gauges of the current state."""
         values = engine.values
         values[self._slots["busy_ratio"]] = share
         values[self._slots["instances"]] = item.instances or None
@@ -166,7 +164,6 @@ class TritonHandlers(Handlers):
 
 
 def _stages(new: ModelStats) -> tuple[Timed, ...]:
-    """Return counts and times in the order of ``STAGES``."""
     stats, responses = new.inference_stats, new.response_stats or _NO_RESPONSES
     executed = Timed(sum(batch.count for batch in new.batch_stats), new.busy_ns)
     return (

@@ -133,7 +133,6 @@ class Engines:
         ]
 
     def _engines(self) -> Sequence[tuple[Labels, Engine]]:
-        """Return the labels of each engine and the engine."""
         current = list(self._registry.engines.values())
         # An engine's identity can change without a new label version.
         cache_key = [engine.label_version for engine in current], [engine.id for engine in current]

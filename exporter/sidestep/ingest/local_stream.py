@@ -207,7 +207,6 @@ class RankFeed(Feed):
             self.intake.reject(error.reason)
 
     def _rivals(self) -> list[int]:
-        """Return the incarnations of the other subscriptions of this kind."""
         kind = f"{self.subscription.kind} "
         return [
             stream.incarnation

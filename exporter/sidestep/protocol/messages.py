@@ -285,7 +285,6 @@ def decode_from_sender(frame: bytes | memoryview) -> FromSender:
 
 
 def _named(path: re.Match[str]) -> str:
-    """Return the name of the field of an engine in a Hello."""
     return f"{EngineInfo.__struct_fields__[int(path[2])]} of engine {path[1]}"
 
 

@@ -392,7 +392,6 @@ class Sender:
         self._append(first + len(items) - 1, Batch(self.incarnation, first, items))
 
     def _seal(self) -> None:
-        """Queue the folded items behind those that are queued already."""
         folded = self._folder.seal()
         self.seals += 1
         self._pending.append(folded)

@@ -145,7 +145,6 @@ class SglangHandlers(Handlers):
                 sink.lose(item.unseen)
 
     def _end(self, engine: Engine, sink: RequestSink | None, ended: EndedRequest) -> None:
-        """Count a request, and pass it on."""
         self.registry.add(engine, self._ended, ended.reason, 1)
         if ended.is_service:
             self.registry.add(engine, self._service, ended.reason, 1)

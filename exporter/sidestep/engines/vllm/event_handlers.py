@@ -181,7 +181,6 @@ class EventHandlers(Handlers):
         steps.held_tokens = 0
 
     def _exemplify(self, engine: Engine, traced: Iterable[TracedLatency]) -> None:
-        """Keep exemplars of observations that were made."""
         for latency, seconds, wall, trace in traced:
             one = exemplar(seconds, wall, trace)
             if one is not None:
@@ -294,7 +293,6 @@ class EventHandlers(Handlers):
 
 
 def _slots_of(layout: Layout, family: str) -> list[int]:
-    """Return the slots of all histograms that have the observations of ``family``."""
     source = layout.find(family).row.source
     return [
         assignment.slots[0]

@@ -230,7 +230,6 @@ class CachedBlocks(BlockTracker):
             self._removed.drop_oldest()
 
     def _of(self, name: str) -> CachedObservations:
-        """Return the observations of one medium."""
         observed = self._out.cached.get(name)
         if observed is None:
             observed = self._out.cached[name] = CachedObservations()

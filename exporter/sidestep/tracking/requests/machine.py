@@ -324,7 +324,6 @@ class RequestTracker:
         request.preempted = None
 
     def _leave_batch(self, request: Request, now: float) -> None:
-        """Count the KV blocks that a request has held."""
         held = request.leave_batch(now, self.block_size)
         self._out.held_micros += held
         if held and request.tenant:

@@ -76,7 +76,6 @@ class OutputTracker:
             out.iteration_tokens.append(prompted + generated)
 
     def _end_prefill(self, output: Output) -> None:
-        """Note the first outputs of requests since they have joined the batch."""
         for request in self._requests.end_prefill(output.requests):
             if request.parts is not None:
                 self._parts.output(request.parts, output.stamp)
