@@ -33,6 +33,11 @@ def to_wire(
         return _field_by_field(source, struct, untruncated)
 
 
+def bounded_count(number: int) -> int:
+    """Return an engine's number as an int within the limits of the wire."""
+    return min(max(0, int(number)), COUNT_LIMIT)
+
+
 def client_count(number: object) -> int | None:
     """Return a number that a client has chosen; None if the wire does not have it, nor the item with it."""
     return number if type(number) is int and 0 <= number <= COUNT_LIMIT else None

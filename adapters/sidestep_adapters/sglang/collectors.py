@@ -36,7 +36,8 @@ def wrap(process: Process, collector: Any, role: str) -> dict[str, MetricStub]:
     """
     labels = getattr(collector, "labels", None) or {}
     found = {name: m for name, m in vars(collector).items() if _is_replaced(m)}
-    engine = process.engine(role, labels, _features(collector), custom_bounds(found.values()))
+    features = [name for option, name in FEATURES.items() if getattr(collector, option, False)]
+    engine = process.engine(role, labels, features, custom_bounds(found.values()))
     made: dict[str, MetricStub] = {}
     families: dict[str, MetricStub] = {}
     for name, metric in found.items():
@@ -115,7 +116,3 @@ def _record_children(metric: Any, stub: MetricStub) -> None:
         stub.record({}, 0, 0)
     for values in list(getattr(metric, "_metrics", ())):
         stub.record(dict(zip(metric._labelnames, values, strict=True)), 0, 0)
-
-
-def _features(collector: Any) -> list[str]:
-    return [name for attribute, name in FEATURES.items() if getattr(collector, attribute, False)]

@@ -321,7 +321,8 @@ class Sender:
         self._applied = ack.applied
         if self._unreadable:
             self._unreadable = False
-            self._replace_unreadable()
+            # By as many empty items: a gap in the seqs would make the receiver ask for them forever (S7).
+            self.dropped += self._ring.replace(self._applied, self._empty)
         self._acknowledge(ack, now)
 
     def _acknowledge(self, ack: Ack, now: float) -> None:
@@ -350,13 +351,6 @@ class Sender:
         elif nack.code != "need_hello":
             self._hello_at = now + HELLO_BACKOFF[1]
         self.reopen = True
-
-    def _replace_unreadable(self) -> None:
-        """Replace the frame that the exporter cannot read by as many empty items (S7).
-
-        A gap in the seqs would make the receiver ask for them forever.
-        """
-        self.dropped += self._ring.replace(self._applied, self._empty)
 
     def _empty(self, first: int, last: int) -> list[Chunk]:
         chunks: list[Chunk] = []

@@ -8,16 +8,9 @@ from typing import ClassVar
 
 from sidestep.catalog.layout import Layout
 from sidestep.catalog.slo import SLO_REQUESTS, SLO_UNDECIDED
-from sidestep.engines import lookup_counters, tenant_counters
+from sidestep.engines import lookup_counters, shared_rows, tenant_counters
 from sidestep.engines.handlers import Handlers, increase
 from sidestep.engines.lookup_counters import LookupCounters
-from sidestep.engines.shared_rows import (
-    RECEIVED_PROMPT,
-    SERVICE_GENERATED,
-    SERVICE_HANDLERS,
-    SERVICE_PROMPT,
-    SERVICE_REQUESTS,
-)
 from sidestep.engines.tenant_counters import ReadTotals, TenantCounters
 from sidestep.engines.vllm.rows import E2E, TTFT
 from sidestep.engines.vllm.service_counters import service_counters
@@ -47,15 +40,18 @@ FAILED = ("abort", "error")
 
 def tenant_totals(layout: Layout) -> ReadTotals:
     """Return a reader of the service's counters."""
-    ends, sources = layout.find(SERVICE_REQUESTS), layout.find(SERVICE_PROMPT)
-    received = layout.find(RECEIVED_PROMPT)
+    ends, sources = (
+        layout.find(shared_rows.SERVICE_REQUESTS),
+        layout.find(shared_rows.SERVICE_PROMPT),
+    )
+    received = layout.find(shared_rows.RECEIVED_PROMPT)
     found: Mapping[str, Sequence[int]] = {
         "ended": ends.slots,
         "failed": [ends.slots[ends.row.closed.index(reason)] for reason in FAILED],
         "computed": sources.slots[:1],
         "cached": sources.slots[1:2],
         "transferred": [received.slots[received.row.closed.index("external_kv_transfer")]],
-        "generated": layout.find(SERVICE_GENERATED).slots,
+        "generated": layout.find(shared_rows.SERVICE_GENERATED).slots,
         "held_micros": layout.find("sidestep_kv_block_seconds_total").slots,
     }
     return lambda engine: {
@@ -83,7 +79,7 @@ class EventHandlers(Handlers):
         "goodput_requests", "goodput_tokens", "tenant_goodput_requests", "tenant_goodput_tokens",
         "front_end_hop", "longest_preemption", "refused_requests", "requests_by_state",
         "step_limit_seconds", "steps_by_limit", "untracked_requests", REQUEST_PARTS, TENANT_PARTS, COST,
-        SERVICE_TTFT, SERVICE_E2E, *SERVICE_HANDLERS,
+        SERVICE_TTFT, SERVICE_E2E, *shared_rows.SERVICE_HANDLERS,
         *tenant_counters.HANDLERS, *lookup_counters.HANDLERS,
     }  # fmt: skip
 

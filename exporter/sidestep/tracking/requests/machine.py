@@ -28,14 +28,7 @@ from sidestep.protocol.request_events import (
     RequestEvents,
     Scheduled,
 )
-from sidestep.tracking.requests.endings import (
-    abort,
-    complete,
-    count_ended,
-    ended,
-    hand_over,
-    is_aborted,
-)
+from sidestep.tracking.requests import endings
 from sidestep.tracking.requests.front_end import CountEnded, FrontEndReports, Traces
 from sidestep.tracking.requests.inflight import MAX_PAUSES, UNKNOWN, InFlight, Request
 from sidestep.tracking.requests.limits import LimitTimes
@@ -357,10 +350,10 @@ class RequestTracker:
         if event.refused:
             refused = self._out.refused
             refused[event.refused] = refused.get(event.refused, 0) + 1
-        aborted = is_aborted(event)
+        aborted = endings.is_aborted(event)
         request = self.requests.remove(event.request)
         transfer = self._transfer(event) if request is None else request.transfer
-        if transfer == HANDED_OVER and not hand_over(event, self._out, aborted=aborted):
+        if transfer == HANDED_OVER and not endings.hand_over(event, self._out, aborted=aborted):
             transfer = WHOLE
         if request is not None:
             self._resume(request, event.stamp)
@@ -370,12 +363,16 @@ class RequestTracker:
                 self._out.trace(request, event.wall, {"inter_token": request.longest_gap})
             self._leave_batch(request, event.stamp)
         if aborted:
-            abort(event, request, self._out)
+            endings.abort(event, request, self._out)
         else:
-            complete(event, request, self._out)
+            endings.complete(event, request, self._out)
         if request is not None and request.tenant and transfer != HANDED_OVER:
-            count_ended(self._out.of_tenant(request.tenant), event, request, aborted=aborted)
-        found = ended(event, self._source(event.request), request, transfer, aborted=aborted)
+            endings.count_ended(
+                self._out.of_tenant(request.tenant), event, request, aborted=aborted
+            )
+        found = endings.ended(
+            event, self._source(event.request), request, transfer, aborted=aborted
+        )
         if request is not None and request.parts is not None:
             found.parts = self.parts.finish(request.parts, event.stamp, found.core_e2e)
         self.reports.end(found)
