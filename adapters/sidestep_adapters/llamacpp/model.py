@@ -60,7 +60,7 @@ class ModelState:
 
     def gone(self, now: float) -> Update:
         """Return the update that detaches the model: the server no longer has it in memory."""
-        return Update(self.info, [PolledPage(0, now, gone=True)], detach=True)
+        return Update(self.info, [PolledPage(0, now, absent=True)], detach=True)
 
     def starting(self, condition: str) -> Update:
         """Return the update of a model that does not answer yet."""

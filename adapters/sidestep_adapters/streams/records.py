@@ -87,6 +87,7 @@ class _Load(msgspec.Struct, array_like=True, gc=False, tag="LoadStat"):
     total_prefill_busy_us: Total = 0
 
 
+_SAME = set(_Load.__struct_fields__) & set(LoadStat.__struct_fields__)
 _decode_load = msgspec.msgpack.Decoder(_Load).decode
 
 
@@ -96,17 +97,7 @@ def decode_load(payload: bytes, stamp: float) -> tuple[LoadStat, int | None, Tot
         found = _decode_load(payload)
     except DECODE_ERRORS as error:
         raise WireError("bad_message", str(error)) from None
-    item = LoadStat(
-        0,
-        stamp,
-        found.running,
-        found.waiting,
-        found.num_tokens,
-        found.max_tokens,
-        found.waiting_uncached_tokens,
-        found.total_tokens,
-        found.max_running,
-    )
+    item = LoadStat(0, stamp, **{name: getattr(found, name) for name in _SAME})
     totals = Totals(found.total_prefill_uncached_tokens, found.total_prefill_busy_us)
     return item, found.dp_rank, totals
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import ClassVar
 
+from msgspec.structs import astuple
+
 from sidestep.catalog.layout import Layout
 from sidestep.engines.handlers import Handlers, increase
 from sidestep.errors import WireError
@@ -167,14 +169,7 @@ def _stages(new: ModelStats) -> tuple[Timed, ...]:
     stats, responses = new.inference_stats, new.response_stats or _NO_RESPONSES
     executed = Timed(sum(batch.count for batch in new.batch_stats), new.busy_ns)
     return (
-        stats.success,
-        stats.fail,
-        stats.queue,
-        stats.compute_input,
-        stats.compute_infer,
-        stats.compute_output,
-        stats.cache_hit or _NEVER,
-        stats.cache_miss or _NEVER,
+        *(timed or _NEVER for timed in astuple(stats)),
         executed,
         responses.first,
         responses.next,

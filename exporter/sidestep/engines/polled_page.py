@@ -31,19 +31,14 @@ class PolledPage(Polled, array_like=True, gc=False, tag="pp"):
         process: Identifies the server's process, where the page does; otherwise 0.
         families: Counters and gauges of the dialect's rows, as in ``Samples``, but the counters are
             totals since the server started.
-        gone: Whether the server no longer has the engine; then there are no families.
+        absent: Whether the server no longer has the engine; then there are no families.
     """
 
     engine: Count
     stamp: Seconds
     process: Annotated[int, Meta(ge=0, le=1 << 62)] = 0
     families: Annotated[tuple[Family, ...], Meta(max_length=MAX_FAMILIES)] = ()
-    gone: bool = False
-
-    @property
-    def absent(self) -> bool:
-        """True if the server no longer has the engine."""
-        return self.gone
+    absent: bool = False
 
 
 _SeriesKey = tuple[str, tuple[str, ...], tuple[str, ...]]
@@ -124,11 +119,11 @@ class PageHandlers(Handlers):
 
     def _page(self, engine: Engine, item: PolledPage) -> None:
         before = engine.statistics if isinstance(engine.statistics, PolledPage) else None
-        if item.gone:
+        if item.absent:
             # The totals stay: the engine may return in the same process, which counts on.
             families = () if before is None else before.families
             process = 0 if before is None else before.process
-            engine.statistics = PolledPage(0, item.stamp, process, families, gone=True)
+            engine.statistics = PolledPage(0, item.stamp, process, families, absent=True)
             engine.absent = True
             return
         found, totals, is_reset = difference(item, before)

@@ -24,7 +24,6 @@ from sidestep.tracking.kv_blocks.tracker import (
     Sampling,
 )
 
-KINDS = {"stored", "removed", "cleared", "begun", "lost"}
 ALL = 1 << 64
 MASK = ALL - 1
 FIRST, SHIFT, SECOND = 0x9E3779B97F4A7C15, 0x2545F4914F6CDD1D, 0xD6E8FEB86659FD93
@@ -59,8 +58,6 @@ class _Medium:
 
 def check(changes: list[CacheChange]) -> None:
     """Reject changes that are invalid in any state of the cache."""
-    if {change.kind for change in changes} - KINDS:
-        raise WireError("bad_item", "an unknown kind of cache event")
     if sum(len(change.hashes) for change in changes) > MAX_HASHES:
         raise WireError("too_big", "more hashes than an item may have")
     if not all(is_printable(change.medium) for change in changes):
