@@ -115,7 +115,9 @@ class HealthTracker:
         if presence is not Presence.CONNECTED:
             self._stall = None
             return Health(_ABSENT[presence])
-        cores, front_ends = _divide(reports)
+        # A process without a role runs no steps, such as a front end of an engine whose core has no tap.
+        cores = [report for report in reports if report.process.role == CORE]
+        front_ends = [report for report in reports if report.process.role != CORE]
         # The core may not have received all requests that a front end has accepted.
         counts = [sum(each.progress.unfinished for each in side) for side in (cores, front_ends)]
         unfinished = max(counts) if reports else None
@@ -210,15 +212,6 @@ _ABSENT = {
     Presence.CLOSED: EngineState.STOPPED,
     Presence.LOST: EngineState.UNREACHABLE,
 }
-
-
-def _divide(reports: Sequence[_Report]) -> tuple[list[_Report], list[_Report]]:
-    """Return the reports of processes that run steps, and of those that wait for answers.
-
-    A process without a role runs no steps, such as a front end of an engine whose core has no tap.
-    """
-    cores = [report for report in reports if report.process.role == CORE]
-    return cores, [report for report in reports if report.process.role != CORE]
 
 
 def _conditions(

@@ -136,13 +136,11 @@ class CachedBlocks(BlockTracker):
 
     def _clear(self, name: str) -> None:
         """Drop the blocks of one medium, or of all media if ``name`` is empty."""
-        for medium_name in [name] if name else [*self._out.surplus]:
-            self._out.surplus.pop(medium_name, None)
-        named = [self._media[name]] if name in self._media else []
-        for medium in named if name else self._media.values():
-            if medium.blocks:
-                self.tracked -= len(medium.blocks)
-                medium.blocks = {}
+        for each in [name] if name else {*self._media, *self._out.surplus}:
+            self._out.surplus.pop(each, None)
+            if each in self._media:
+                self.tracked -= len(self._media[each].blocks)
+                self._media[each].blocks = {}
         if name in {"", FIRST_MEDIUM}:
             # A larger cache would have been cleared, too.
             self._removed = LruStack()
