@@ -102,7 +102,7 @@ class KvEvents(Reader):
         if first is not None and self._announced.get(engine.id) != self._source:
             self._announced[engine.id] = self._source
             changes = [first, *changes]
-        self._feed.put(engine, CacheEvents(0, now, self._source, changes))
+        self._feed.intake.put(engine, CacheEvents(0, now, self._source, changes))
 
 
 class ForwardPasses(Reader):
@@ -113,7 +113,7 @@ class ForwardPasses(Reader):
     def accept(self, payload: bytes, now: float) -> None:
         """See ``Reader``."""
         item, rank = records.decode_forward_pass(payload, now)
-        self._feed.put(self._feed.engine(rank), item)
+        self._feed.intake.put(self._feed.engine(rank), item)
 
 
 class Loads(Reader):
@@ -133,7 +133,7 @@ class Loads(Reader):
         before = records.Totals(*self.resume_values) if is_known else None
         records.add_increase(item, totals, before)
         self.resume_values = totals
-        self._feed.put(engine, item)
+        self._feed.intake.put(engine, item)
 
     def on_discontinuity(self, found: Discontinuity) -> None:
         """If the publisher restarted, compare its next totals with 0."""

@@ -127,24 +127,17 @@ class Subscriber:
             self._peer_log.connected(now)
         elif now - self._connected_at >= RECONNECT_AFTER:
             self._connected_at = now
-            self._disconnect()
+            self.close()
             self.open(self._wake)
         if self._monitor is not None and not self.connected:
             self._peer_log.absent(now, self._monitor.problem)
         self._apply(self._sequencer.expire(now), now)
 
-    def cut(self) -> None:
-        """Discard everything that waits in the sockets; ``tick`` connects again."""
-        self._disconnect()
-
-    def close(self) -> None:
-        """Disconnect."""
-        self._disconnect()
-
     async def wait_closed(self) -> None:
         """Return at once: ``close`` closes the sockets."""
 
-    def _disconnect(self) -> None:
+    def close(self) -> None:
+        """Disconnect, and discard everything that waits in the sockets."""
         self._close_replay()
         if self._live is None or self._monitor is None:
             return
@@ -156,6 +149,9 @@ class Subscriber:
         self._live = self._monitor = None
         self._is_reconnected = False
         self._context.release()
+
+    cut = close
+    """``tick`` connects again."""
 
     def _read_monitor(self) -> None:
         for event in () if self._monitor is None else self._monitor.events():

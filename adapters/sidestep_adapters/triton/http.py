@@ -46,19 +46,14 @@ class TritonApi:
     """One server's API.
 
     A query connects as needed, and may raise ``PollError``, whose cause is the poll's outcome.
+
+    Attributes:
+        client: The connection.
     """
 
     def __init__(self, target: Target) -> None:
-        self._client = Client(target, CAUSES)
+        self.client = Client(target, CAUSES)
         self._url = target.url.rstrip("/")
-
-    def check(self) -> None:
-        """Read all files that queries need, once before the first query."""
-        self._client.check()
-
-    async def close(self) -> None:
-        """Close the connection."""
-        await self._client.close()
 
     async def statistics(self, model: str = "", version: str = "") -> Sequence[bytes]:
         """Return the statistics of all models, of one, or of one of its versions.
@@ -78,5 +73,5 @@ class TritonApi:
     async def _query(
         self, path: str, decode: Callable[[bytes], T], max_bytes: int = MAX_BODY_BYTES
     ) -> T:
-        response = await self._client.request(self._url + path, JSON, (JSON,), max_bytes)
+        response = await self.client.request(self._url + path, JSON, (JSON,), max_bytes)
         return decode(b"".join(response.chunks))
