@@ -56,11 +56,9 @@ class ProcessTap:
             process_hooks.call_after_fork(self.after_fork)
 
     def families(self) -> list[Family]:
-        """Return the current resource usage.
+        """Return the current resource usage, as far as the system provides it.
 
-        Returns:
-            Counters as increases since the previous call, as totals in the first call; gauges as
-            current values. Families that the system does not provide are left out.
+        Counters are increases since the previous call, or totals in the first call.
         """
         families = self._stat_families()
         if not self._pid:

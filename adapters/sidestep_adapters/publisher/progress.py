@@ -66,7 +66,6 @@ class ProgressMeter:
     without an end delays the publisher, too, but does not restart the ages.
 
     Args:
-        engine: Index of the engine in the stream's Hello.
         thread: Ident of the thread that runs the engine's steps; None: unknown so far, no stack.
         processor_time: Returns the seconds for which all threads of the process have computed.
 

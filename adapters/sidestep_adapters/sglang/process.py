@@ -47,7 +47,6 @@ class Process:
     """Recorded calls, engines and the publisher of one process of SGLang.
 
     Args:
-        endpoint: The exporter's ingest endpoint.
         namespace: Prefix of all identities, see ``environment.namespace``.
         beside: Whether the collectors' own objects keep counting.
 
@@ -82,9 +81,7 @@ class Process:
     def start(self, name: str, model: str = "") -> None:
         """Start publishing, as the process ``name`` of this deployment, unless it has started.
 
-        Args:
-            name: The process's name in its stream's identity.
-            model: Model name for a process without a collector that has it.
+        ``model`` is for a process without a collector that has it.
         """
         self._model = self._model or model
         if self.publisher is None:

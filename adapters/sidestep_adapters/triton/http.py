@@ -46,9 +46,6 @@ class TritonApi:
     """One server's API.
 
     A query connects as needed, and may raise ``PollError``, whose cause is the poll's outcome.
-
-    Attributes:
-        client: The connection.
     """
 
     def __init__(self, target: Target) -> None:
@@ -56,11 +53,7 @@ class TritonApi:
         self._url = target.url.rstrip("/")
 
     async def statistics(self, model: str = "", version: str = "") -> Sequence[bytes]:
-        """Return the statistics of all models, of one, or of one of its versions.
-
-        Returns:
-            An undecoded piece for each ready version.
-        """
+        """Return an undecoded piece for each ready version of all models or of one, or for one version."""
         of_model = f"/{quote(model, safe='')}" if model else ""
         of_version = f"/versions/{version}" if version else ""
         return await self._query(f"/v2/models{of_model}{of_version}/stats", split)

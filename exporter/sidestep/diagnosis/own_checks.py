@@ -97,8 +97,6 @@ class OwnChecks:
 
     Args:
         engines: Returns the engines and the verdict on them, as the live page shows them.
-        config: Returns the settings, which may change.
-        endpoints: Returns the ingest endpoints.
         scraped_at: Returns the monotonic time of the last scrape by Prometheus; None: never.
     """
 

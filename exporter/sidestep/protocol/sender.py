@@ -100,7 +100,6 @@ class Sender:
     Attributes:
         reopen: True if the caller is to open a new connection.
         dropped: Items that could not be folded, or that the exporter refused.
-        folded: Items that were folded.
         seals: Number of times that folded items were queued to be sent.
         errors: Steps that could not be made into items; the caller counts them here.
         boot: Number of the exporter process that answered last.

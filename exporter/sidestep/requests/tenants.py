@@ -74,7 +74,6 @@ class Tenants:
 
     Args:
         by: One of ``RULES``, or ``header:NAME``.
-        limit: Most tenants that are shown.
         always: Tenants that are shown as long as the exporter runs; they count for the limit.
 
     Attributes:
@@ -110,11 +109,7 @@ class Tenants:
         return name
 
     def restore(self, requests: Mapping[str, int]) -> list[str]:
-        """Show the tenants that a snapshot's series have, and continue to count their requests.
-
-        Returns:
-            Those that do not fit.
-        """
+        """Show the tenants of a snapshot's series, and count on; return those that do not fit."""
         heaviest = sorted(requests, key=lambda name: (-requests[name], name))
         for name in heaviest:
             if name != OTHER and len(self._shown) < self._limit:

@@ -37,7 +37,6 @@ class _Block(msgspec.Struct, gc=False):
     """A hash in a medium.
 
     Attributes:
-        birth: Stamp at which it was stored.
         hit: Stamp of the last hit with a known time.
     """
 

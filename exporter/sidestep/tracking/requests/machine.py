@@ -62,15 +62,12 @@ class RequestTracker:
         processes: How many processes number the requests: the engine's core, or its front ends.
         sources: Identifies each of them, by its number.
         reports: Reports of the front ends, and requests that have ended.
-        parts: Divides the requests' time.
-        limits: Times of the limits on what the engine admits.
         traces: Trace contexts of requests whose latencies front ends report.
         block_size: Tokens of a KV block; 0: unknown.
 
     Args:
         deployment: Name that the engines share which may have samples of the same request.
         sink: Receiver of the requests that end; None: they are not needed.
-        count: Counter of each request that ends.
     """
 
     def __init__(
@@ -187,15 +184,10 @@ class RequestTracker:
         self.samples.unknown = 0
 
     def skip(self, others: int, process: int = 0, processes: int = 1) -> dict[str, int]:
-        """Drop the requests of a process, since events of it were folded instead of sent.
+        """Drop the requests of one of the processes, since events of it were folded instead of sent.
 
-        Args:
-            others: Number of requests that began in the meantime and did not end.
-            process: The number of the process.
-            processes: How many processes send events.
-
-        Returns:
-            Numbers of requests whose intervals cannot all be known, by reason.
+        ``others`` began in the meantime and did not end. Return the numbers of requests whose intervals
+        cannot all be known, by reason.
         """
         self._expect(processes)
         self._drop("folded", others, process)

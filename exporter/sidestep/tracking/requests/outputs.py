@@ -29,11 +29,9 @@ class OutputTracker:
 
     Args:
         front_ends: Reports of front ends, which may know a first output already.
-        parts: Divides the requests' time.
 
     Attributes:
         notes_gaps: Whether each request's longest gap is needed: for a record, or as an exemplar.
-        role: The engine's role.
         external_is_cached: Whether prompt tokens from outside come from a cache.
         block_size: Tokens of a KV block; 0: unknown.
         has_hand_overs: Whether there have been requests that another engine continues.

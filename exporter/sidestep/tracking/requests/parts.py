@@ -156,8 +156,7 @@ class PartsTracker:
     def _divide(self, parts: RequestParts, until: float) -> bool:
         """Divide a request's time in the queue by limit, as far as it is before ``until``.
 
-        Returns:
-            Whether nothing of it is left to divide for now.
+        Return whether nothing of it is left to divide for now.
         """
         limits_at = self.times.limits_at
         if parts.entered is None and parts.queued <= until:
@@ -174,10 +173,7 @@ class PartsTracker:
     ) -> dict[str, float] | None:
         """Return the parts of a request that ends, without those of 0, in the order of its life.
 
-        Args:
-            parts: The parts until now.
-            stamp: When it ends.
-            e2e: Seconds from its arrival until then; None: unknown, and so are its parts.
+        ``e2e`` is seconds from its arrival until then; None: unknown, and so are its parts.
         """
         self._close(parts, stamp)
         if parts.left is None:
