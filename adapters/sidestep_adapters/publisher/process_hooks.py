@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable
-
-
-def call_after_fork(method: Callable[[], None]) -> None:
-    """Call ``method`` in forked children."""
-    os.register_at_fork(after_in_child=weak(method))
 
 
 def weak(method: Callable[[], None]) -> Callable[[], None]:

@@ -19,7 +19,7 @@ from typing import Literal
 
 from sidestep.protocol.limits import VALUE_LIMIT
 from sidestep.protocol.self_described import Family, Sample
-from sidestep_adapters.publisher import process_hooks
+from sidestep_adapters.publisher.process_hooks import weak
 
 PREFIX = "sidestep_engine_process_"
 LISTING_CALLS = 60
@@ -53,7 +53,7 @@ class ProcessTap:
         self._fds = Path(self._proc) / "fd"
         self._reset()
         if not pid:
-            process_hooks.call_after_fork(self.after_fork)
+            os.register_at_fork(after_in_child=weak(self.after_fork))
 
     def families(self) -> list[Family]:
         """Return the current resource usage, as far as the system provides it.

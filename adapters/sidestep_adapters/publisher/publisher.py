@@ -26,7 +26,7 @@ from sidestep.protocol.progress import Progress
 from sidestep.protocol.sender import Sender, State
 from sidestep.telemetry.peer_log import PeerLog
 from sidestep.transport.link import Link
-from sidestep_adapters.publisher import process_hooks
+from sidestep_adapters.publisher.process_hooks import weak
 from sidestep_adapters.publisher.queue import DeferredItems, ItemFactory, ItemQueue, next_interval
 from sidestep_adapters.publisher.server_identity import process_name, server_key
 
@@ -92,8 +92,8 @@ class Publisher:
         self._thread: threading.Thread | None = None
         self._warned_at = -WARNING_INTERVAL
         self._start()
-        process_hooks.call_after_fork(self.after_fork)
-        atexit.register(process_hooks.weak(self.close))
+        os.register_at_fork(after_in_child=weak(self.after_fork))
+        atexit.register(weak(self.close))
 
     def push(self, item: Item | ItemFactory) -> None:
         """Queue ``item``, which must own its values; count it as dropped if the queue is full."""
@@ -202,7 +202,7 @@ class Publisher:
         self._thread = threading.Thread(target=self._run, name="sidestep-publisher", daemon=True)
         # A child of multiprocessing leaves through ``os._exit``, which skips atexit, but runs the finalizers
         # that were registered in the child.
-        multiprocessing_util.Finalize(self, process_hooks.weak(self.close), exitpriority=10)
+        multiprocessing_util.Finalize(self, weak(self.close), exitpriority=10)
         self._thread.start()
 
     def _restart_after_fork(self) -> None:

@@ -190,13 +190,12 @@ class EngineRequests:
 
     def end(self, ended: EndedRequest) -> None:
         """Record a request that ended."""
+        tenant = "" if ended.request is None else ended.request.tenant
         if self._goodput and ended.is_service and ended.reason not in FAILED:
             met = objectives_met(self._engine, ended, latencies(ended))
             if all(met.values()):
-                tenant = "" if ended.request is None else ended.request.tenant
                 self._count_goodput(tenant, 1, output_tokens(ended))
         if self._parts_by_tenant is not None and ended.parts:
-            tenant = "" if ended.request is None else ended.request.tenant
             add_parts_of_tenant(self._parts_by_tenant, ended.parts, self._shown(tenant))
         if self._requests is not None:
             self._requests.add(self._engine, ended)

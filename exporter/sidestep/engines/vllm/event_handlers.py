@@ -122,9 +122,7 @@ class EventHandlers(Handlers):
         """Slots by the name in ``BlockObservations``."""
 
     def _requests(self, engine: Engine, item: RequestEvents) -> None:
-        if engine.part(Trackers).requests is None:
-            # Reject a malformed item before the registry creates a tracker for it.
-            check_events(item)
+        check_events(item)
         tracker = self.registry.requests_of(engine)
         tracker.block_size = engine.block_size
         tracker.outputs.role, tracker.outputs.block_size = engine.role, engine.block_size

@@ -182,7 +182,9 @@ class HealthTracker:
         doubts = []
         for report in front_ends:
             progress, times = report.progress, report.times
-            if (age := report.grown(progress.step_age, now)) is None or _is_standing(progress):
+            age = report.grown(progress.step_age, now)
+            # A blocked event loop of its own is why a front end gets no answer.
+            if age is None or (progress.loop_age or 0.0) >= OVERDUE:
                 continue
             limit = limits.waiting
             if not cores:
@@ -238,11 +240,6 @@ def _longest_silence(report: _Report, limits: Thresholds) -> float:
     """Return the seconds for which a process, or its event loop, may do nothing."""
     # Loading, compiling and moving weights may hold Python's lock for long.
     return limits.most if report.progress.condition in ON_PURPOSE else limits.waiting
-
-
-def _is_standing(progress: Progress) -> bool:
-    """Return whether a front end gets no answer because its own event loop is blocked."""
-    return progress.loop_age is not None and progress.loop_age >= OVERDUE
 
 
 def _loop_doubts(front_ends: Sequence[_Report], limits: Thresholds, now: float) -> list[_Doubt]:

@@ -106,12 +106,8 @@ class RequestTracker:
     def apply(self, item: RequestEvents) -> Outcomes:
         """Apply the events of ``item`` and return their outcomes.
 
-        The division of a stream of events into items does not change the outcomes.
-
-        Raises:
-            WireError: ``check`` rejects the item; nothing was changed.
+        ``check`` has accepted it. The division of a stream of events into items does not change the outcomes.
         """
-        check(item)
         self._max_expired = MAX_EXPIRED
         self._out = out = Outcomes(IterationStats(prompt_token_stats=PromptTokenStats()))
         if item.processes != self.processes or item.source != self.sources.get(item.process):

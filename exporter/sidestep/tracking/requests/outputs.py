@@ -65,18 +65,14 @@ class OutputTracker:
         for output in event.outputs:
             generated += sum(output.tokens) if output.tokens else len(output.requests)
             self._observe_output(output, event.wall, out)
-            if prefilling:
-                self._end_prefill(output)
+            for request in self._requests.end_prefill(output.requests) if prefilling else ():
+                if request.parts is not None:
+                    self._parts.output(request.parts, output.stamp)
         out.iteration.num_generation_tokens += generated
         if event.is_slice:
             out.slice_tokens += prompted + generated
         elif event.outputs:
             out.iteration_tokens.append(prompted + generated)
-
-    def _end_prefill(self, output: Output) -> None:
-        for request in self._requests.end_prefill(output.requests):
-            if request.parts is not None:
-                self._parts.output(request.parts, output.stamp)
 
     def _observe_step(self, event: Iteration, out: Outcomes) -> None:
         """Observe a step with the state of its requests before its output; skip one without a batch."""
