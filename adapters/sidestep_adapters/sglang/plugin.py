@@ -74,7 +74,7 @@ def _register() -> None:
     HookRegistry.register(
         f"{OBSERVABILITY}cpu_monitor.start_cpu_monitor_thread", _after_cpu_monitor_start
     )
-    for target, hook in {**LOOKUPS, **LIMITS}.items():
+    for target, hook in RECORDING.items():
         if _is_module(target.rpartition(".")[0].rpartition(".")[0]):
             HookRegistry.register(target, hook)
     for reporter in REPORTERS:
@@ -140,67 +140,50 @@ def _after_cpu_monitor_start(_result: Any, component: str, *_: Any, **__: Any) -
         log.warning("sidestep: publishing for a process could not start", exc_info=True)
 
 
-def _lookup_hook(name: str, chosen: Callable[..., Sequence[Any]]) -> Callable[..., None]:
-    """Return a hook that calls this method of the recorder of lookups with the ``chosen`` arguments."""
+def _hook(recorder: str, name: str, chosen: Callable[..., Sequence[Any]]) -> Callable[..., None]:
+    """Return a hook that calls a method of a recorder of this process with the ``chosen`` arguments."""
 
     def hook(*args: Any, **kwargs: Any) -> None:
         own = process()
-        if own is None or own.lookups is None:
+        if own is None or (found := getattr(own, recorder)) is None:
             return
         try:
-            getattr(own.lookups, name)(*chosen(*args, *kwargs.values()))
+            getattr(found, name)(*chosen(*args, *kwargs.values()))
         except Exception:  # noqa: BLE001 - SGLang does not catch a hook's exceptions
-            own.deferred.fail("a lookup in the radix cache could not be recorded")
-
-    return hook
-
-
-# A hook gets the result of the method that it follows, then the method's arguments.
-LOOKUPS = {
-    "sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_extend": _lookup_hook(
-        "began", lambda _result, *given: given
-    ),
-    "sglang.srt.mem_cache.memory_pool.ReqToTokenPool.free": _lookup_hook(
-        "released", lambda _result, _pool, *given: given
-    ),
-    "sglang.srt.mem_cache.memory_pool.ReqToTokenPool.clear": _lookup_hook("cleared", lambda *_: ()),
-}
-"""Hooks for lookups in the radix cache, by the method that they follow."""
-
-
-def _limit_hook(name: str, chosen: Callable[..., Sequence[Any]]) -> Callable[..., None]:
-    """Return a hook that calls this method of the recorder of limits with the ``chosen`` arguments."""
-
-    def hook(*args: Any, **_: Any) -> None:
-        own = process()
-        if own is None or own.limits is None:
-            return
-        try:
-            getattr(own.limits, name)(*chosen(*args))
-        except Exception:  # noqa: BLE001 - SGLang does not catch a hook's exceptions
-            # Otherwise the time of the limit that was noted last would grow forever.
-            own.limits.paused(False)
-            own.limits = None
-            own.deferred.fail("a limit could not be noted; no more are")
+            if own.limits is not None and own.limits is found:
+                # Otherwise the time of the limit that was noted last would grow forever.
+                own.limits.paused(False)
+                own.limits = None
+            own.deferred.fail(f"{recorder} could not be recorded")
 
     return hook
 
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler."
-LIMITS = {
-    f"{_SCHEDULER}get_next_batch_to_run": _limit_hook(
-        "chosen", lambda plan, scheduler, *_: (plan, scheduler)
+# A hook gets the result of the method that it follows, then the method's arguments.
+RECORDING = {
+    "sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_extend": _hook(
+        "lookups", "began", lambda _result, *given: given
     ),
-    f"{_SCHEDULER}can_schedule_lora_req": _limit_hook(
-        "considered_adapter", lambda fits, *_: (fits,)
+    "sglang.srt.mem_cache.memory_pool.ReqToTokenPool.free": _hook(
+        "lookups", "released", lambda _result, _pool, *given: given
     ),
-    f"{_SCHEDULER}pause_generation": _limit_hook("paused", lambda *_: (True,)),
-    f"{_SCHEDULER}continue_generation": _limit_hook("paused", lambda *_: (False,)),
-    "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req": _limit_hook(
-        "considered", lambda result, *_: (result,)
+    "sglang.srt.mem_cache.memory_pool.ReqToTokenPool.clear": _hook(
+        "lookups", "cleared", lambda *_: ()
+    ),
+    f"{_SCHEDULER}get_next_batch_to_run": _hook(
+        "limits", "chosen", lambda plan, scheduler, *_: (plan, scheduler)
+    ),
+    f"{_SCHEDULER}can_schedule_lora_req": _hook(
+        "limits", "considered_adapter", lambda fits, *_: (fits,)
+    ),
+    f"{_SCHEDULER}pause_generation": _hook("limits", "paused", lambda *_: (True,)),
+    f"{_SCHEDULER}continue_generation": _hook("limits", "paused", lambda *_: (False,)),
+    "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req": _hook(
+        "limits", "considered", lambda result, *_: (result,)
     ),
 }
-"""Hooks for limits, by the method that they follow."""
+"""Hooks for lookups in the radix cache, and for limits, by the method that they follow."""
 
 
 def _after_iteration(_result: Any, reporter: Any, *_: Any, **__: Any) -> None:

@@ -27,7 +27,6 @@ OF_ENGINES: dict[str, Callable[[Engine], Iterable[LabelledValue]]] = {
     ],
     "sidestep_engine_info": lambda engine: [(_info(engine), 1)],
 }
-"""Samples of an engine, by family."""
 OF_STREAMS: dict[str, Callable[[Stream], float]] = {
     "sidestep_stream_ring_bytes": lambda stream: stream.beat.ring_bytes if stream.beat else 0,
     "sidestep_stream_lag_items": lambda stream: (

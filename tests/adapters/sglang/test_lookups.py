@@ -153,9 +153,9 @@ def test_hooks_raise_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     failures: list[str] = []
     deferred = SimpleNamespace(fail=failures.append)
     recorder = Bench().recorder
-    own = SimpleNamespace(lookups=recorder, deferred=deferred)
+    own = SimpleNamespace(lookups=recorder, limits=None, deferred=deferred)
     monkeypatch.setattr(plugin, "process", lambda: own)
-    extend, release, clear = plugin.LOOKUPS.values()
+    extend, release, clear, *_ = plugin.RECORDING.values()
     extend(None, object())
     release(None, object(), object())
     own.lookups = None

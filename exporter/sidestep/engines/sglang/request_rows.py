@@ -12,7 +12,6 @@ from sidestep.engines.row_builders import counter
 from sidestep.engines.sglang.collectors import TOKENIZER as _T
 
 ENDED = "ended_requests"
-"""Handler of the requests that ended."""
 ENDED_REQUESTS = "sidestep_ended_requests_total"
 REASONS = ("stop", "length", "abort", "error", "refused")
 _BUCKETS = "sglang_time_to_first_token", "sglang_e2e_request_latency"
@@ -79,4 +78,3 @@ REQUESTS: tuple[Row, ...] = (
     *shared_rows.cost(shared=_T.shared),
 )
 HANDLED = frozenset(row.source.name for row in REQUESTS if isinstance(row.source, Handler))
-"""Handlers of ``REQUESTS``."""

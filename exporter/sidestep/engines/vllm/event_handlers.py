@@ -35,7 +35,6 @@ from sidestep.tracking.requests.machine import check as check_events
 from sidestep.tracking.requests.outcomes import Outcomes, TracedLatency
 
 FAILED = ("abort", "error")
-"""Finish reasons that count as failures."""
 
 
 def tenant_totals(layout: Layout) -> ReadTotals:
@@ -119,7 +118,6 @@ class EventHandlers(Handlers):
         self._block_counters = {
             name: layout.handler_slot(handler) for name, handler in BLOCK_COUNTERS.items()
         }
-        """Slots by the name in ``BlockObservations``."""
 
     def _requests(self, engine: Engine, item: RequestEvents) -> None:
         check_events(item)

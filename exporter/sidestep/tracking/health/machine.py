@@ -26,7 +26,6 @@ _COMPILER = re.compile(
 )
 """Frames of a thread that compiles kernels, as any request may require; compiled code has none."""
 ON_PURPOSE = frozenset({STARTING, ASLEEP, PAUSED})
-"""Conditions in which an engine makes no progress on purpose."""
 
 
 class _Doubt(NamedTuple):

@@ -134,7 +134,6 @@ class LookupTracker:
         self.half_life = settings.half_life
         self._source: int | None = None
         self._keys: dict[int, list[int]] = {}
-        """Keys of each running request."""
         self._held = 0
         self.now = 0.0
         self._known_since = 0.0

@@ -29,7 +29,6 @@ UNSERVED = frozenset({"abort", "refused", "engine_died", "expired"})
 
 T = TypeVar("T")
 CountEnded = Callable[[EndedRequest], None]
-"""Counter of each request that ends."""
 
 
 class ByArrival(Generic[T]):
