@@ -9,13 +9,7 @@ from typing import Any
 from sidestep.catalog.row import Sampled
 from sidestep.engines.sglang.rows import DEAD
 from sidestep_adapters.sglang.metric_stubs import AddingStub, ChildStub, MetricStub
-from sidestep_adapters.sglang.process import (
-    ROWS,
-    Process,
-    custom_bounds,
-    family_name,
-    is_metric,
-)
+from sidestep_adapters.sglang.process import ROWS, Process, custom_bounds, family_name, is_metric
 from sidestep_adapters.sglang.stats import RENAMED_FIELDS
 
 UNRECORDED_FAMILIES = frozenset(

@@ -104,6 +104,7 @@ class RequestRecorder(MetricSource):
         identities: IdentityMaker,
     ) -> None:
         super().__init__(deferred, engine)
+        self.fail = deferred.fail
         self._counters = [stubs[name] for name in OWN_COUNTERS if name in stubs]
         self._others = [stub for name, stub in stubs.items() if name not in OWN_COUNTERS]
         self._identities = identities
@@ -113,10 +114,6 @@ class RequestRecorder(MetricSource):
         self._ended: list[SglangRequest] = []
         self._aborted: list[SglangAbort] = []
         self._samples: OrderedDict[tuple[int, int], list[Any]] = OrderedDict()
-
-    def fail(self, problem: str) -> None:
-        """Count a request that could not be recorded; called inside ``except``."""
-        self._deferred.fail(problem)
 
     def hold(self, request: Ended | Aborted, count: Callable[[], object] = lambda: None) -> bool:
         """Record a request, on the tokenizer's loop; return whether the queue has room for it.

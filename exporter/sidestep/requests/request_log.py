@@ -15,11 +15,7 @@ import msgspec
 
 from sidestep.config.settings import Config
 from sidestep.errors import ConfigError
-from sidestep.metrics.ended_counter import (
-    TENANT_PARTS,
-    add_parts_of_tenant,
-    begin_parts_by_tenant,
-)
+from sidestep.metrics.ended_counter import TENANT_PARTS, add_parts_of_tenant, begin_parts_by_tenant
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.engine_state import Key, Number
 from sidestep.metrics.timeline import Timeline
@@ -27,12 +23,7 @@ from sidestep.protocol.limits import OTHER
 from sidestep.protocol.request_events import Identity
 from sidestep.requests.conditions import Condition, parse
 from sidestep.requests.log_file import line_sink
-from sidestep.requests.record import (
-    latencies,
-    make_record,
-    objectives_met,
-    output_tokens,
-)
+from sidestep.requests.record import latencies, make_record, objectives_met, output_tokens
 from sidestep.requests.record_output import LOST, MAX_PENDING, RecordOutput, Write
 from sidestep.requests.tenants import Tenants
 from sidestep.telemetry.logs import RateLimitedLog

@@ -7,14 +7,7 @@ from typing import Literal
 
 from sidestep.protocol.iteration_stats import Run
 from sidestep.protocol.messages import BOTH, DECODE
-from sidestep.protocol.request_events import (
-    HANDED_OVER,
-    RECEIVED,
-    WHOLE,
-    Iteration,
-    Output,
-    Prompt,
-)
+from sidestep.protocol.request_events import HANDED_OVER, RECEIVED, WHOLE, Iteration, Output, Prompt
 from sidestep.tracking.requests.front_end import FrontEndReports
 from sidestep.tracking.requests.inflight import InFlight, Request
 from sidestep.tracking.requests.outcomes import IterationShape, Outcomes
