@@ -29,7 +29,6 @@ DIALECT: Dialect = Dialect(
         steps=Series(rows.STEPS),
     ),
     live_series=LiveSeries(
-        looked_up=(Series(rows.COMPUTED), Series(rows.CACHED)),
-        found=(Series(rows.CACHED),),
+        looked_up=(Series(rows.COMPUTED), Series(rows.CACHED)), found=(Series(rows.CACHED),)
     ),
 )

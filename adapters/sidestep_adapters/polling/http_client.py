@@ -77,11 +77,7 @@ class Client:
             await session.close()
 
     async def request(
-        self,
-        url: str,
-        accept: str,
-        kinds: Collection[str] = (),
-        max_bytes: int = 0,
+        self, url: str, accept: str, kinds: Collection[str] = (), max_bytes: int = 0
     ) -> Response:
         """Return the response of ``url``, of one of the media types ``kinds`` if it names its own.
 

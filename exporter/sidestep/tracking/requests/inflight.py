@@ -310,11 +310,7 @@ class InFlight:
         return sum(request.whole for request in self.live.values())
 
     def drop(
-        self,
-        reason: str = "restart",
-        more: int = 0,
-        process: int | None = None,
-        processes: int = 1,
+        self, reason: str = "restart", more: int = 0, process: int | None = None, processes: int = 1
     ) -> list[Request]:
         """Drop and return the requests of a process, since later events do not continue the earlier ones.
 

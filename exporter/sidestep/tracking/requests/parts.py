@@ -21,15 +21,7 @@ PREFILL_REMOTE, TRANSFER = "prefill_remote", "transfer"
 """Time before the arrival, on the engine that has computed the prompt; the wait for its KV."""
 QUEUE_UNKNOWN = "queue.unknown"
 """Time in the queue during which the engine's limit is unknown."""
-COMPUTED = (
-    "prefill",
-    "prefill_gap",
-    "decode",
-    "interference",
-    "preempted",
-    "recompute",
-    "stalled",
-)
+COMPUTED = ("prefill", "prefill_gap", "decode", "interference", "preempted", "recompute", "stalled")
 """Parts between the queue and the last output."""
 KEYS: Mapping[str, tuple[str, str]] = {
     PREFILL_REMOTE: (PREFILL_REMOTE, ""),
