@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import socket
@@ -22,7 +23,7 @@ from ports import free_port
 from publishers_of_one import publisher, step
 from reporting_processes import WORKING, process
 from sidestep.app.exporter import Exporter
-from sidestep.diagnosis.own_checks import COUNTERS, EXPECTED, Installation, OwnChecks
+from sidestep.diagnosis.own_checks import COUNTERS, EXPECTED, OwnChecks
 from sidestep.engines.vllm.wire import SchedulerStats, VllmStep
 from sidestep.exposition.live.view import LiveView
 from sidestep.protocol.limits import VERSION
@@ -311,7 +312,7 @@ class Clock:
 
 @asynccontextmanager
 async def checks(
-    start: Start, clock: Clock, **installation: Any
+    start: Start, clock: Clock, **settings: Any
 ) -> AsyncIterator[tuple[Exporter, OwnChecks]]:
     """Run an exporter with checks whose time the test sets."""
     async with start() as exporter:
@@ -319,7 +320,8 @@ async def checks(
             exporter.registry,
             LiveView(exporter.intake).evaluation,
             exporter.metrics,
-            lambda: Installation(exporter.endpoints, **installation),
+            lambda: dataclasses.replace(exporter.config, **settings),
+            lambda: exporter.endpoints,
             clock=clock,
         )
         yield exporter, made
@@ -341,7 +343,7 @@ async def test_no_engine(start: Start) -> None:
         async with process(exporter):
             await until(lambda: bool(exporter.registry.engines))
             assert "SD101" not in await codes_of(own)
-    async with checks(start, clock, has_sources=True) as (_, own):
+    async with checks(start, clock, scrape=("http://h/metrics",)) as (_, own):
         clock.now += 60
         assert "SD101" not in await codes_of(own)
 
@@ -365,7 +367,8 @@ async def test_findings_of_counters_end_after_an_hour(start: Start) -> None:
             exporter.registry,
             LiveView(exporter.intake).evaluation,
             exporter.metrics,
-            lambda: Installation([]),
+            lambda: exporter.config,
+            lambda: exporter.endpoints,
             clock=clock,
         )
         assert "SD110" not in await codes_of(own)
@@ -380,7 +383,7 @@ async def test_findings_of_counters_end_after_an_hour(start: Start) -> None:
 async def test_an_otlp_receiver_that_accepts_nothing(start: Start) -> None:
     """After three intervals and the time of a push; then a missing scrape is no finding."""
     clock = Clock()
-    receiver = {"otlp": "http://collector:4318/v1/metrics", "otlp_interval": 15.0}
+    receiver = {"otlp_endpoint": "http://collector:4318/v1/metrics", "otlp_interval": 15.0}
     async with checks(start, clock, **receiver) as (exporter, own), process(exporter):
         await until(lambda: bool(exporter.registry.engines))
         exporter.metrics.set("sidestep_otlp_last_success_timestamp_seconds", 0.0)
@@ -388,7 +391,7 @@ async def test_an_otlp_receiver_that_accepts_nothing(start: Start) -> None:
         assert "SD133" not in await codes_of(own)
         clock.now += 300
         (finding,) = [each for each in await own.findings() if each.code == "SD133"]
-        assert finding.subject == receiver["otlp"]
+        assert finding.subject == receiver["otlp_endpoint"]
         assert "SD123" not in await codes_of(own)
         exporter.metrics.set("sidestep_otlp_last_success_timestamp_seconds", time.time())
         assert "SD133" not in await codes_of(own)

@@ -137,10 +137,10 @@ def test_a_missing_series_counts_once() -> None:
 def test_an_engine_that_is_gone_continues() -> None:
     """While the server does not have it nothing is exposed, and no count is lost or doubled."""
     polled = Polled()
-    polled.poll(page(5, process=7), PolledPage(0, 2.0, gone=True))
+    polled.poll(page(5, process=7), PolledPage(0, 2.0, absent=True))
     assert polled.samples() == {}
 
-    polled.poll(page(6, process=7), PolledPage(0, 3.0, gone=True), page(2, process=8))
+    polled.poll(page(6, process=7), PolledPage(0, 3.0, absent=True), page(2, process=8))
     assert polled.samples()["toy:tokens_total"] == 8
 
 

@@ -34,7 +34,7 @@ LIVE = {name: row for name, row in ROWS.items() if row.status == "live"}
 SATURATION = {row.name for row in saturation()}
 LOOKUPS = {row.name for row in lookups()}
 LIMITS = {row.name for row in step_limits(Sampled(), Sampled())}
-BACKLOG = {row.name for row in (*backlog(Sampled(), Sampled()), uncached_backlog(()))}
+BACKLOG = {row.name for row in (*backlog(Sampled(), Sampled()), uncached_backlog(shared=()))}
 RANK = ("engine_type", "model_name", "moe_ep_rank", "pp_rank", "tp_rank")
 
 BY_HAND = {

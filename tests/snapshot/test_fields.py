@@ -39,7 +39,6 @@ from sidestep.snapshot.capture import (
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep.tracking.requests.front_end import FrontEndState
 from sidestep.tracking.requests.inflight_state import GroupState, RequestsState, TrackerState
-from sidestep.tracking.requests.limits import LimitState
 from sidestep.tracking.requests.machine import RequestTracker
 from sidestep.tracking.requests.parallel_samples import SampleGroups
 from snapshot_contents import CONTENTS, FURTHER, Held
@@ -60,7 +59,7 @@ STREAM: dict[str, Any] = {
     "state": StreamState.CLOSED,
 }  # fmt: skip
 STRUCTS = (
-    Buckets, Child, FrontEndState, GroupState, Head, Hits, LimitState, NativeBuckets, OpenTotals, RequestsState,
+    Buckets, Child, FrontEndState, GroupState, Head, Hits, NativeBuckets, OpenTotals, RequestsState,
     SavedEngine, SavedProcess, SavedRecords, SavedStream, Totals, TrackerState,
 )  # fmt: skip
 """The wire structs of a snapshot."""
@@ -126,7 +125,7 @@ def objects() -> dict[type, object]:
     engine = intake.registry.register(EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"}))
     parts = [part() for part in Part.__subclasses__()]
     made = [engine, *parts, intake, intake.receiver, intake.registry, intake.metrics, tracker, tracker.requests, tracker.samples,
-            tracker.outputs, tracker.ended, tracker.ended.reports, tracker.parts, tracker.limits, SampleGroups(), RequestLog([], SelfMetrics())]  # fmt: skip
+            tracker.outputs, tracker.reports, tracker.parts, SampleGroups(), RequestLog([], SelfMetrics())]  # fmt: skip
     return {type(each): each for each in made}
 
 

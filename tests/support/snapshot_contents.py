@@ -26,10 +26,8 @@ from sidestep.protocol.receiver import Receiver
 from sidestep.protocol.stream import Stream
 from sidestep.requests.request_log import RequestLog
 from sidestep.telemetry.self_metrics import SelfMetrics
-from sidestep.tracking.requests.ended_requests import EndedRequests
 from sidestep.tracking.requests.front_end import FrontEndReports
 from sidestep.tracking.requests.inflight import InFlight
-from sidestep.tracking.requests.limits import LimitTimes
 from sidestep.tracking.requests.machine import RequestTracker
 from sidestep.tracking.requests.outputs import OutputTracker
 from sidestep.tracking.requests.parallel_samples import EngineSamples, SampleGroup, SampleGroups
@@ -104,11 +102,10 @@ CONTENTS = (
     Held(Accounted, {}, "counters owed"),
     Held(RequestTracker, {
         "requests": "RequestsState.requests", "samples": "TrackerState.known_until",
-        "outputs": "TrackerState.step", "ended": "TrackerState.front_ends", "parts": "TrackerState.times",
+        "outputs": "TrackerState.step", "reports": "TrackerState.front_ends", "parts": "TrackerState.times",
         "processes": "TrackerState.processes", "sources": "TrackerState.source TrackerState.sources",
         "limits": "TrackerState.limits",
     }, "settings traces block_size _sink _now _max_expired _out"),
-    Held(EndedRequests, {"reports": "TrackerState.front_ends"}, "_sink _count"),
     Held(PartsTracker, {"times": "TrackerState.times"}, "_undivided"),
     Held(InFlight, _same("TrackerState", "prefilling given_up cut_off") | {
         "live": "RequestsState.numbers RequestsState.requests",
@@ -116,8 +113,7 @@ CONTENTS = (
         " _shared_capacity _check_at"),
     Held(OutputTracker, {"last_step": "TrackerState.step"}, "notes_gaps role external_is_cached has_hand_overs"
         " block_size _requests _front_ends _parts _latency"),
-    Held(LimitTimes, _same("LimitState", "limit since busy"), ""),
-    Held(FrontEndReports, _same("FrontEndState", "sent received ends held"), "expected _since"),
+    Held(FrontEndReports, _same("FrontEndState", "sent received ends held"), "expected _since _sink _count"),
     Held(EngineSamples, _same("TrackerState", "known_until interrupted_until") | {"observed": "GroupState"},
         "unknown _sample_groups _deployment _peers _open _closed"),
     Held(SampleGroups, {"groups": "GroupState", "given_up": "GroupState"}, "engines capacity"),

@@ -70,7 +70,7 @@ def restarted(tracker: RequestTracker, sink: Sink) -> RequestTracker:
     for piece in inflight_state.capture_tracker("e", tracker):
         inflight_state.restore(after, decoder.decode(encode(piece)))
     inflight_state.sort_preempted(after)
-    after.ended.reports.expected = tracker.ended.reports.expected
+    after.reports.expected = tracker.reports.expected
     return after
 
 
@@ -182,7 +182,7 @@ def test_parts_sum_to_what_the_front_end_reports(
     events = simulation.run(chosen)
     sink = Sink()
     tracker = RequestTracker(sink=sink)
-    tracker.ended.reports.expected = True
+    tracker.reports.expected = True
     e2e = {}
     for at, event in enumerate(events):
         if at in restarts:
@@ -194,11 +194,11 @@ def test_parts_sum_to_what_the_front_end_reports(
         received = max(event.wall + delays[at % len(delays)], request.arrival + 0.0001)
         e2e[request.number] = received - request.arrival
         if is_first:
-            tracker.ended.end_reported(request.arrival, received, None)
+            tracker.reports.end_reported(request.arrival, received, None)
         tracker.apply(RequestEvents(0, 0.0, 1, [event]))
         if not is_first:
-            tracker.ended.end_reported(request.arrival, received, None)
-    tracker.ended.release()
+            tracker.reports.end_reported(request.arrival, received, None)
+    tracker.reports.release()
 
     assert len(simulation.requests) == len(sink.ended)
     for request in simulation.requests:

@@ -236,7 +236,7 @@ with zmq.Context() as context, context.socket(zmq.DEALER) as peer:
     peer.connect(sys.argv[1])
     peer.send(b"x")
     listener.socket.poll(10000)
-    print(listener.receive().peer.hex())
+    print(listener.receive()[0].hex())
 listener.close(0)
 """
 

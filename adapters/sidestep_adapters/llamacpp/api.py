@@ -36,12 +36,12 @@ SLOTS_WITHIN = 0.5
 """Seconds after the request for a page within which ``/slots`` may be requested: a model does not fall
 asleep before it has been idle for a second."""
 MAX_SHORT_BYTES = 4 << 20
-CAUSES: Mapping[str, str] = {
-    "http_501": "no_metrics",
-    "http_503": "starting",
-    "http_404": "wrong_path",
-}
-"""What llama-server means by a cause of the HTTP client."""
+CAUSES = (
+    ("http_501", "", "no_metrics"),
+    ("http_503", "", "starting"),
+    ("http_404", "", "wrong_path"),
+)
+"""What llama-server means by causes of the HTTP client."""
 ADVICE: Mapping[str, str] = {
     "no_metrics": "start llama-server with --metrics",
     "starting": "the server loads its model",
@@ -60,7 +60,7 @@ class LlamaApi:
 
     def __init__(self, server: EngineTarget, clock: Callable[[], float] = time.monotonic) -> None:
         given = server.known("model", "engine", "slots")
-        self._client = Client(server.target)
+        self._client = Client(server.target, CAUSES)
         self._url = server.target.url
         self._name = server.target.name
         self._model = given.get("model", "")
@@ -165,10 +165,7 @@ class LlamaApi:
                 model.set_used(sum(s.n_prompt_tokens for s in slots if s.is_processing))
 
     async def _page(self, query: str) -> tuple[int, list[Family]]:
-        try:
-            response = await self._client.request(f"{self._url}/metrics{query}", TEXT, (TEXT, JSON))
-        except PollError as error:
-            raise _translated(error) from None
+        response = await self._client.request(f"{self._url}/metrics{query}", TEXT, (TEXT, JSON))
         body = b"".join(response.text())
         if body.startswith(b'"'):
             # Builds of November 2025 sent the page as one string in JSON.
@@ -183,23 +180,14 @@ class LlamaApi:
         return await self._json(f"/props{query}", Props)
 
     async def _json(self, path: str, kind: type[T]) -> T:
-        try:
-            chunks = (await self._client.request(f"{self._url}{path}", JSON, (JSON,))).chunks
-        except PollError as error:
-            raise _translated(error) from None
-        if sum(map(len, chunks)) > MAX_SHORT_BYTES:
-            raise PollError("bad_answer", f"more than {MAX_SHORT_BYTES >> 20} MiB")
-        return decode(b"".join(chunks), kind)
+        url = f"{self._url}{path}"
+        response = await self._client.request(url, JSON, (JSON,), MAX_SHORT_BYTES)
+        return decode(b"".join(response.chunks), kind)
 
     def _new_model(self, name: str, *parts: str) -> ModelState:
         return ModelState(
             identity(DIALECT, self._name, *parts), {**self._labels, "model_name": printable(name)}
         )
-
-
-def _translated(error: PollError) -> PollError:
-    cause = CAUSES.get(error.cause)
-    return error if cause is None else PollError(cause, str(error))
 
 
 KIND = Kind(LlamaApi, ADVICE)

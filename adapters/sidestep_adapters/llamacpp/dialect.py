@@ -6,37 +6,28 @@ from sidestep.catalog.dialect import KeySeries, Series
 from sidestep.engines.dialect import Dialect
 from sidestep.engines.polled_page import PageHandlers, PolledPage
 from sidestep.engines.shared_rows import MAX_RUNNING_REQUESTS
-from sidestep_adapters.llamacpp.rows import (
-    CACHED,
-    COMMON_ROWS,
-    COMPUTED,
-    CONTEXT_USAGE,
-    ROWS,
-    RUNNING,
-    STEPS,
-    WAITING,
-)
+from sidestep_adapters.llamacpp import rows
 
 DIALECT: Dialect = Dialect(
     name="llamacpp",
     title="llama.cpp",
-    rows=ROWS,
-    common_rows=COMMON_ROWS,
+    rows=rows.ROWS,
+    common_rows=rows.COMMON_ROWS,
     items=(PolledPage,),
     polled=PolledPage,
     handlers=PageHandlers,
     # The server counts no requests, so there is no series of those that begin, and no saturation.
     key_series=KeySeries(
-        running=Series(RUNNING),
-        waiting=Series(WAITING),
-        prompt=Series(COMPUTED),
+        running=Series(rows.RUNNING),
+        waiting=Series(rows.WAITING),
+        prompt=Series(rows.COMPUTED),
         generation=Series("llamacpp:tokens_predicted_total"),
-        kv_cache_usage=Series(CONTEXT_USAGE),
+        kv_cache_usage=Series(rows.CONTEXT_USAGE),
         drafted=Series("llamacpp:spec_decode_num_draft_tokens_total"),
         accepted=Series("llamacpp:spec_decode_num_accepted_tokens_total"),
         slots=Series(MAX_RUNNING_REQUESTS),
-        steps=Series(STEPS),
-        looked_up=(Series(COMPUTED), Series(CACHED)),
-        found=(Series(CACHED),),
+        steps=Series(rows.STEPS),
+        looked_up=(Series(rows.COMPUTED), Series(rows.CACHED)),
+        found=(Series(rows.CACHED),),
     ),
 )

@@ -6,15 +6,8 @@ from sidestep.engines.polled_page import PolledPage
 from sidestep.protocol.messages import CORE, LIMITS, EngineInfo
 from sidestep.protocol.progress import ASLEEP, Progress
 from sidestep.protocol.self_described import Family, Sample
+from sidestep_adapters.llamacpp import rows
 from sidestep_adapters.llamacpp.answers import Props
-from sidestep_adapters.llamacpp.rows import (
-    CONTEXT_SIZE,
-    CONTEXT_TOKENS,
-    CONTEXT_USAGE,
-    RUNNING,
-    STEPS,
-    WAITING,
-)
 from sidestep_adapters.polling.api import Update
 
 DIALECT = "llamacpp"
@@ -45,12 +38,12 @@ class ModelState:
     @property
     def running(self) -> int:
         """Requests in slots, on the last page."""
-        return int(self._number(RUNNING))
+        return int(self._number(rows.RUNNING))
 
     def set_page(self, process: int, families: list[Family], now: float) -> None:
         """Record a page, and when it was requested."""
         self._families = families
-        steps, waits = int(self._number(STEPS)), self.running + self._number(WAITING)
+        steps, waits = int(self._number(rows.STEPS)), self.running + self._number(rows.WAITING)
         if steps != self._steps or process != self.process or not waits:
             self._stepped_at = now
         self.process, self._steps = process, steps
@@ -67,7 +60,7 @@ class ModelState:
 
     def gone(self, now: float) -> Update:
         """Return the update that detaches the model: the server no longer has it in memory."""
-        return Update(self.info, [PolledPage(0, now, gone=True)], detach=True)
+        return Update(self.info, [PolledPage(0, now, absent=True)], detach=True)
 
     def starting(self, condition: str) -> Update:
         """Return the update of a model that does not answer yet."""
@@ -76,7 +69,7 @@ class ModelState:
     def _progress(self, now: float) -> Progress:
         if self.props.is_sleeping:
             return Progress(0, self._steps, condition=ASLEEP)
-        unfinished = self.running + int(self._number(WAITING))
+        unfinished = self.running + int(self._number(rows.WAITING))
         # A batch of prompts may take a minute on a CPU, and its size is not on the page. So its age is reported
         # as that of requests that wait for something outside the engine, which has a longer limit.
         age = max(now - self._stepped_at, 0.0) if unfinished else None
@@ -86,11 +79,11 @@ class ModelState:
         size = self.props.context
         numbers: dict[str, float] = {}
         if size:
-            numbers[CONTEXT_SIZE] = size
+            numbers[rows.CONTEXT_SIZE] = size
         if self._used is not None:
-            numbers[CONTEXT_TOKENS] = self._used
+            numbers[rows.CONTEXT_TOKENS] = self._used
             if size:
-                numbers[CONTEXT_USAGE] = self._used / size
+                numbers[rows.CONTEXT_USAGE] = self._used / size
         return [Family(name, "gauge", [], [Sample([], n)]) for name, n in numbers.items()]
 
     def _number(self, name: str) -> float:

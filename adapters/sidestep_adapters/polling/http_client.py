@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import ssl
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -48,6 +48,10 @@ class Response(NamedTuple):
         return self.chunks
 
 
+Causes = Sequence[tuple[str, str, str]]
+"""Causes of failures, a part of their text, and the causes that a kind of server means; the first counts."""
+
+
 class Client:
     """Sends requests to one target; a request after ``close`` connects again.
 
@@ -55,8 +59,9 @@ class Client:
     that a small response cannot expand.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, causes: Causes = ()) -> None:
         self.target = target
+        self._causes = causes
         self._tls_files: WatchedFiles | None = None
         self._tls: ssl.SSLContext | bool = True
         self._session: aiohttp.ClientSession | None = None
@@ -72,9 +77,11 @@ class Client:
             await session.close()
 
     async def request(
-        self, url: str, accept: str, kinds: Collection[str] = (), method: str = "GET"
+        self, url: str, accept: str, kinds: Collection[str] = (), max_bytes: int = 0
     ) -> Response:
         """Return the response of ``url``, of one of the media types ``kinds`` if it names its own.
+
+        Its body has at most ``max_bytes``, or else ``MAX_BODY_BYTES``.
 
         Raises:
             PollError: There is no complete response with status 200.
@@ -86,27 +93,29 @@ class Client:
         except ConfigError as error:
             raise PollError("unreadable", str(error)) from None
         try:
-            return await self._fetch(method, url, headers, kinds)
+            return await self._fetch(url, headers, kinds, max_bytes)
         except PollError as error:
             drop_frames(error)
+            for cause, part, meant in self._causes:
+                if error.cause == cause and part in str(error):
+                    raise PollError(meant, str(error)) from None
             raise
 
     async def _fetch(
-        self, method: str, url: str, headers: CIMultiDict[str], kinds: Collection[str]
+        self, url: str, headers: CIMultiDict[str], kinds: Collection[str], max_bytes: int
     ) -> Response:
         if self._session is None:
             self._session = self._new_session()
         is_connected = asyncio.Event()
         try:
-            async with self._session.request(
-                method,
+            async with self._session.get(
                 URL(url, encoded=True),
                 headers=headers,
                 ssl=self._tls,
                 allow_redirects=False,
                 trace_request_ctx=is_connected,
             ) as response:
-                return Response(response.headers, await _read_body(response, kinds))
+                return Response(response.headers, await _read_body(response, kinds, max_bytes))
         except asyncio.TimeoutError:
             if is_connected.is_set():
                 detail = f"no whole answer within {self.target.timeout:g} s"
@@ -189,7 +198,9 @@ def _header_value(header: Header) -> str:
     return header.text + text
 
 
-async def _read_body(response: aiohttp.ClientResponse, kinds: Collection[str]) -> list[bytes]:
+async def _read_body(
+    response: aiohttp.ClientResponse, kinds: Collection[str], max_bytes: int
+) -> list[bytes]:
     if response.status != OK:
         raise PollError(f"http_{response.status}", await _error_reason(response))
     kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
@@ -204,12 +215,12 @@ async def _read_body(response: aiohttp.ClientResponse, kinds: Collection[str]) -
             f"the response is encoded as {_printable_line(encoding)}, which was not requested",
         )
     chunks: list[bytes] = []
-    size = 0
+    size, limit = 0, max_bytes or MAX_BODY_BYTES
     try:
         async for chunk in response.content.iter_any():
             size += len(chunk)
-            if size > MAX_BODY_BYTES:
-                raise PollError("bad_answer", f"more than {MAX_BODY_BYTES >> 20} MiB")
+            if size > limit:
+                raise PollError("bad_answer", f"more than {limit >> 20} MiB")
             chunks.append(chunk)
     except asyncio.TimeoutError:
         raise
@@ -238,5 +249,4 @@ async def _error_reason(response: aiohttp.ClientResponse) -> str:
 
 
 def _printable_line(text: object) -> str:
-    """Return ``text`` as one short printable line."""
     return _SPACES.sub(" ", str(text) or repr(text)).strip()[:MAX_REASON_CHARS]

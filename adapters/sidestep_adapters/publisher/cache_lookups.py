@@ -205,7 +205,6 @@ def least_rate(capacity: int) -> float:
 
 
 def _keys(event: LookupEvent) -> int:
-    """Return the number of keys of an event."""
     if isinstance(event, Lookup):
         return len(event.hot) + len(event.sampled)
     return event.key_count + len(event.sampled) if isinstance(event, Released) else 0

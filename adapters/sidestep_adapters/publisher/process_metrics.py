@@ -19,7 +19,7 @@ from typing import Literal
 
 from sidestep.protocol.limits import VALUE_LIMIT
 from sidestep.protocol.self_described import Family, Sample
-from sidestep_adapters.publisher import process_hooks
+from sidestep_adapters.publisher.process_hooks import weak
 
 PREFIX = "sidestep_engine_process_"
 LISTING_CALLS = 60
@@ -53,14 +53,12 @@ class ProcessTap:
         self._fds = Path(self._proc) / "fd"
         self._reset()
         if not pid:
-            process_hooks.call_after_fork(self.after_fork)
+            os.register_at_fork(after_in_child=weak(self.after_fork))
 
     def families(self) -> list[Family]:
-        """Return the current resource usage.
+        """Return the current resource usage, as far as the system provides it.
 
-        Returns:
-            Counters as increases since the previous call, as totals in the first call; gauges as
-            current values. Families that the system does not provide are left out.
+        Counters are increases since the previous call, or totals in the first call.
         """
         families = self._stat_families()
         if not self._pid:

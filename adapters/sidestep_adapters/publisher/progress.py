@@ -10,9 +10,10 @@ from collections.abc import Callable
 from types import FrameType
 from typing import NamedTuple
 
-from sidestep.protocol.limits import COUNT_LIMIT, printable
+from sidestep.protocol.limits import printable
 from sidestep.protocol.progress import MAX_FRAMES, OVERDUE, Progress, is_overdue
 from sidestep_adapters.publisher.environment import choice
+from sidestep_adapters.publisher.translate import bounded_count
 
 LATE = 2.5
 """Seconds between two wakes of the publisher, normally 0.25 at most, that show that the process was
@@ -65,7 +66,6 @@ class ProgressMeter:
     without an end delays the publisher, too, but does not restart the ages.
 
     Args:
-        engine: Index of the engine in the stream's Hello.
         thread: Ident of the thread that runs the engine's steps; None: unknown so far, no stack.
         processor_time: Returns the seconds for which all threads of the process have computed.
 
@@ -103,9 +103,9 @@ class ProgressMeter:
         progress = Progress(
             self._engine,
             reading.steps,
-            _count(reading.unfinished),
+            bounded_count(reading.unfinished),
             longest=reading.longest,
-            longest_tokens=_count(reading.longest_tokens),
+            longest_tokens=bounded_count(reading.longest_tokens),
             condition=reading.condition,
         )
         if not reading.condition:
@@ -120,7 +120,7 @@ class ProgressMeter:
         since = max(earliest, reading.ended_at)
         if reading.opened_at is not None:
             progress.step_age = _age(max(since, reading.opened_at), now)
-            progress.step_tokens = _count(reading.step_tokens)
+            progress.step_tokens = bounded_count(reading.step_tokens)
         elif reading.unfinished > 0:
             progress.waiting_age = _age(since, now)
             if progress.waiting_age >= OVERDUE:
@@ -163,11 +163,6 @@ def _text(frame: FrameType) -> str:
     # Releases before 3.11 have the plain name only.
     function = getattr(code, "co_qualname", code.co_name)
     return printable(f"{file}:{frame.f_lineno or 0} {function}")[:MAX_FRAME_CHARS]
-
-
-def _count(number: int) -> int:
-    """Return an engine's number as an int within the limits of the wire."""
-    return min(max(0, int(number)), COUNT_LIMIT)
 
 
 def _age(since: float, now: float) -> float:

@@ -7,6 +7,7 @@ retransmits and reads acknowledgements by the rules of ``sidestep.protocol.sende
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import secrets
@@ -14,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from multiprocessing import util as multiprocessing_util
 from random import Random
 
 from sidestep.engines.folding import ItemFolder
@@ -24,7 +26,7 @@ from sidestep.protocol.progress import Progress
 from sidestep.protocol.sender import Sender, State
 from sidestep.telemetry.peer_log import PeerLog
 from sidestep.transport.link import Link
-from sidestep_adapters.publisher import process_hooks
+from sidestep_adapters.publisher.process_hooks import weak
 from sidestep_adapters.publisher.queue import DeferredItems, ItemFactory, ItemQueue, next_interval
 from sidestep_adapters.publisher.server_identity import process_name, server_key
 
@@ -45,6 +47,10 @@ RECONNECT_AFTER = 30.0
 
 HANDSHAKE_STEPS, HANDSHAKE_WAIT = 4, 0.01
 """How often a flush waits for a handshake to proceed, and how many seconds each time."""
+
+
+_inherited: list[object] = []
+"""What forked children have of their parents."""
 
 
 class Publisher:
@@ -86,8 +92,8 @@ class Publisher:
         self._thread: threading.Thread | None = None
         self._warned_at = -WARNING_INTERVAL
         self._start()
-        process_hooks.call_after_fork(self.after_fork)
-        process_hooks.call_at_exit(self.close)
+        os.register_at_fork(after_in_child=weak(self.after_fork))
+        atexit.register(weak(self.close))
 
     def push(self, item: Item | ItemFactory) -> None:
         """Queue ``item``, which must own its values; count it as dropped if the queue is full."""
@@ -166,8 +172,9 @@ class Publisher:
 
     def after_fork(self) -> None:
         """Drop what a forked child inherits: the thread and the queued items are the parent's."""
-        process_hooks.keep_referenced(
-            self._sender, self._link, self._thread, self._stop, self._description_changed
+        # Closing a parent's sockets in a child would disturb the parent.
+        _inherited.append(
+            (self._sender, self._link, self._thread, self._stop, self._description_changed)
         )
         self._thread = None
         self._queue.clear()
@@ -193,7 +200,9 @@ class Publisher:
         self._description_changed = threading.Event()
         self._deadline = 0.0
         self._thread = threading.Thread(target=self._run, name="sidestep-publisher", daemon=True)
-        process_hooks.call_at_child_exit(self, self.close)
+        # A child of multiprocessing leaves through ``os._exit``, which skips atexit, but runs the finalizers
+        # that were registered in the child.
+        multiprocessing_util.Finalize(self, weak(self.close), exitpriority=10)
         self._thread.start()
 
     def _restart_after_fork(self) -> None:

@@ -42,12 +42,7 @@ class IdentityMaker:
     ) -> Identity | None:
         """Return the identity of a request; None if none may be sent.
 
-        Args:
-            request_id: Its id as its client knows it.
-            salt: Its cache salt.
-            trace_headers: Headers of its trace context.
-            priority: As its client gave it.
-            join: Key that it shares with its other part on another engine; empty: none.
+        ``join`` is the key that it shares with its other part on another engine; empty: none.
         """
         if not self.is_on:
             return None

@@ -33,6 +33,11 @@ def to_wire(
         return _field_by_field(source, struct, untruncated)
 
 
+def bounded_count(number: int) -> int:
+    """Return an engine's number as an int within the limits of the wire."""
+    return min(max(0, int(number)), COUNT_LIMIT)
+
+
 def client_count(number: object) -> int | None:
     """Return a number that a client has chosen; None if the wire does not have it, nor the item with it."""
     return number if type(number) is int and 0 <= number <= COUNT_LIMIT else None
@@ -109,7 +114,6 @@ def _convert_mapping(value: dict[Any, Any], hint: Any) -> tuple[dict[str, Any], 
 
 
 def _max_length(hint: Any) -> int:
-    """Return the maximum number of elements that the wire allows."""
     bounds = (getattr(meta, "max_length", None) for meta in getattr(hint, "__metadata__", ()))
     return next((bound for bound in bounds if bound is not None), MAX_OBSERVATIONS)
 

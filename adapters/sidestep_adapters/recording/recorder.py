@@ -134,7 +134,6 @@ class Tee:
             self._writer.write(Items(at, stream.id, list(received.items)))
 
     def _upstream_socket(self, peer: bytes) -> Socket:
-        """Return the connection to the exporter for the engine ``peer``."""
         upstream = self._upstream_sockets.get(peer)
         if upstream is None:
             upstream = self._upstream_sockets[peer] = dealer(self._context, self._keys)

@@ -251,7 +251,6 @@ class Replay:
             self.steps.finish()
 
     def _play(self, publisher: Publisher, item: Item) -> None:
-        """Push ``item`` with the current time."""
         if isinstance(item, RequestEvents | BlockEvents | CacheEvents | CacheLookups):
             # Each round is a new source: its request and block numbers restart.
             item.source = (item.source + self._round_number) % COUNT_LIMIT
@@ -276,7 +275,6 @@ class Replay:
 
 
 def _records(path: Path, namespace: str) -> list[StreamStart | Items]:
-    """Return the records of a recording, with identities in ``namespace``."""
     found = list(read(path))
     for record in found:
         record.stream = printable(f"{namespace}/{record.stream}")

@@ -9,13 +9,7 @@ from typing import Any
 from sidestep.catalog.row import Sampled
 from sidestep.engines.sglang.rows import DEAD
 from sidestep_adapters.sglang.metric_stubs import AddingStub, ChildStub, MetricStub
-from sidestep_adapters.sglang.process import (
-    ROWS,
-    Process,
-    custom_bounds,
-    family_name,
-    is_metric,
-)
+from sidestep_adapters.sglang.process import ROWS, Process, custom_bounds, family_name, is_metric
 from sidestep_adapters.sglang.stats import RENAMED_FIELDS
 
 UNRECORDED_FAMILIES = frozenset(
@@ -36,7 +30,8 @@ def wrap(process: Process, collector: Any, role: str) -> dict[str, MetricStub]:
     """
     labels = getattr(collector, "labels", None) or {}
     found = {name: m for name, m in vars(collector).items() if _is_replaced(m)}
-    engine = process.engine(role, labels, _features(collector), custom_bounds(found.values()))
+    features = [name for option, name in FEATURES.items() if getattr(collector, option, False)]
+    engine = process.engine(role, labels, features, custom_bounds(found.values()))
     made: dict[str, MetricStub] = {}
     families: dict[str, MetricStub] = {}
     for name, metric in found.items():
@@ -115,7 +110,3 @@ def _record_children(metric: Any, stub: MetricStub) -> None:
         stub.record({}, 0, 0)
     for values in list(getattr(metric, "_metrics", ())):
         stub.record(dict(zip(metric._labelnames, values, strict=True)), 0, 0)
-
-
-def _features(collector: Any) -> list[str]:
-    return [name for attribute, name in FEATURES.items() if getattr(collector, attribute, False)]

@@ -105,13 +105,7 @@ class DeferredMetrics:
 
 
 class Observations:
-    """Observations of one child of a histogram in two lists, for the most frequent calls of all.
-
-    Args:
-        deferred: The process's recorded calls.
-        source: The histogram.
-        key: The child.
-    """
+    """Observations of one child of a histogram in two lists, for the most frequent calls of all."""
 
     def __init__(self, deferred: DeferredMetrics, source: MetricSource, key: Key) -> None:
         self.source = source
@@ -139,10 +133,6 @@ class Observations:
 
 class MetricSource(abc.ABC):
     """A source of recorded calls; its methods run in the publisher thread.
-
-    Args:
-        deferred: Where the calls are recorded.
-        engine: Index of the engine in the stream.
 
     Attributes:
         record: Records a call; see ``DeferredMetrics.recorder``.

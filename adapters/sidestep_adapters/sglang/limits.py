@@ -28,12 +28,7 @@ _monotonic = time.monotonic
 
 
 class LimitRecorder:
-    """Recorder of one scheduler's limits and backlog.
-
-    Args:
-        deferred: The process's recorded calls.
-        engine: Index of the scheduler's engine in the stream.
-    """
+    """Recorder of one scheduler's limits and backlog."""
 
     def __init__(self, deferred: DeferredMetrics, engine: int) -> None:
         self._deferred = deferred

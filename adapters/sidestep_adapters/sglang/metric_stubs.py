@@ -41,10 +41,6 @@ class MetricStub(MetricSource):
     """Stub of one metric family, in place of prometheus_client's object.
 
     Args:
-        deferred: See ``MetricSource``, as for ``engine``.
-        name: Name of the family's samples.
-        kind: Type of the family.
-        engine: Index of the engine that has the series.
         labelnames: Label names of the engine's own family.
         own: The names in ``labelnames`` that distinguish children of one engine.
         help_text: Help of a family that the catalogue does not have.
@@ -118,8 +114,7 @@ class MetricStub(MetricSource):
     def child_finder(self, only: ChildStub) -> Callable[..., ChildStub]:
         """Return a function that finds a child by its label values; a closure, for speed.
 
-        Args:
-            only: The child of a family without own labels; all others record as it does.
+        ``only`` is the child of a family without own labels; all others record as it does.
         """
         labelnames, record = self._labelnames, only.record
         if not self.own:
@@ -149,12 +144,9 @@ class MetricStub(MetricSource):
         return find
 
     def observer(self, labels: Labels) -> Callable[[float, int], None]:
-        """Return a function that records observations, and their weights, of one child.
+        """Return a function that records observations, and their weights, of the child with all these labels.
 
         It is for the most frequent calls of all. Children over a limit share the queue of all calls.
-
-        Args:
-            labels: All labels of the child.
         """
         key = self._own_values(labels)
         found = self._observers.get(key)
@@ -198,7 +190,6 @@ class MetricStub(MetricSource):
             self._changed[key] = None
 
     def _seen(self, key: Values) -> tuple[list[float], list[int]]:
-        """Return values and weights of a child's observations since the last items."""
         found = self._observations.get(key)
         if found is None:
             found = self._observations[key] = ([], [])
@@ -289,6 +280,17 @@ class ChildStub:
         self.record(self.key, value, 1)
 
 
+def _forwarding(name: str) -> Callable[..., None]:
+    """Return a method that forwards a call to the engine's own child, then records it."""
+    record = getattr(ChildStub, name)
+
+    def call(self: ForwardingChildStub, *args: Any, **kwargs: Any) -> None:
+        getattr(self.native, name)(*args, **kwargs)
+        record(self, *args, **kwargs)
+
+    return call
+
+
 class ForwardingChildStub(ChildStub):
     """Stub that first forwards each call to the engine's own child, then records it."""
 
@@ -301,22 +303,4 @@ class ForwardingChildStub(ChildStub):
     def __getattr__(self, name: str) -> Any:
         return getattr(self.native, name)
 
-    def inc(self, amount: float = 1) -> None:
-        """Forward and record; see ``ChildStub``."""
-        self.native.inc(amount)
-        self.record(self.key, amount, 1)
-
-    def dec(self, amount: float = 1) -> None:
-        """Forward and record; see ``ChildStub``."""
-        self.native.dec(amount)
-        self.record(self.key, -amount, 1)
-
-    def set(self, value: float) -> None:
-        """Forward and record; see ``ChildStub``."""
-        self.native.set(value)
-        self.record(self.key, value, SET)
-
-    def observe(self, value: float) -> None:
-        """Forward and record; see ``ChildStub``."""
-        self.native.observe(value)
-        self.record(self.key, value, 1)
+    inc, dec, set, observe = map(_forwarding, ("inc", "dec", "set", "observe"))

@@ -42,12 +42,7 @@ Observer = Callable[[float, int], None]
 
 
 class Latencies:
-    """Recorder of the inter-token latencies of one tokenizer.
-
-    Args:
-        stub: The stub of their family.
-        deferred: The process's recorded calls.
-    """
+    """Recorder of the inter-token latencies of one tokenizer."""
 
     def __init__(self, stub: MetricStub, deferred: DeferredMetrics) -> None:
         self._stub = stub

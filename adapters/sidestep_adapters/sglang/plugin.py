@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sidestep_adapters.publisher.environment import set_up_log, usable_endpoint
@@ -74,7 +74,7 @@ def _register() -> None:
     HookRegistry.register(
         f"{OBSERVABILITY}cpu_monitor.start_cpu_monitor_thread", _after_cpu_monitor_start
     )
-    for target, hook in {**LOOKUPS, **LIMITS}.items():
+    for target, hook in RECORDING.items():
         if _is_module(target.rpartition(".")[0].rpartition(".")[0]):
             HookRegistry.register(target, hook)
     for reporter in REPORTERS:
@@ -140,86 +140,50 @@ def _after_cpu_monitor_start(_result: Any, component: str, *_: Any, **__: Any) -
         log.warning("sidestep: publishing for a process could not start", exc_info=True)
 
 
-def _after_extend(_result: Any, *args: Any, **kwargs: Any) -> None:
-    """Record the lookups of requests that enter a batch."""
-    _record_lookup("began", *args, *kwargs.values())
+def _hook(recorder: str, name: str, chosen: Callable[..., Sequence[Any]]) -> Callable[..., None]:
+    """Return a hook that calls a method of a recorder of this process with the ``chosen`` arguments."""
 
+    def hook(*args: Any, **kwargs: Any) -> None:
+        own = process()
+        if own is None or (found := getattr(own, recorder)) is None:
+            return
+        try:
+            getattr(found, name)(*chosen(*args, *kwargs.values()))
+        except Exception:  # noqa: BLE001 - SGLang does not catch a hook's exceptions
+            if own.limits is not None and own.limits is found:
+                # Otherwise the time of the limit that was noted last would grow forever.
+                own.limits.paused(False)
+                own.limits = None
+            own.deferred.fail(f"{recorder} could not be recorded")
 
-def _after_release(_result: Any, _pool: Any, *args: Any, **kwargs: Any) -> None:
-    """Record that a request has given its memory back."""
-    _record_lookup("released", *args, *kwargs.values())
-
-
-def _after_clear(_result: Any, *_: Any, **__: Any) -> None:
-    """Record that the cache was emptied."""
-    _record_lookup("cleared")
-
-
-def _record_lookup(name: str, *arguments: Any) -> None:
-    own = process()
-    if own is None or own.lookups is None:
-        return
-    try:
-        getattr(own.lookups, name)(*arguments)
-    except Exception:  # noqa: BLE001 - SGLang does not catch a hook's exceptions
-        own.deferred.fail("a lookup in the radix cache could not be recorded")
-
-
-LOOKUPS = {
-    "sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_extend": _after_extend,
-    "sglang.srt.mem_cache.memory_pool.ReqToTokenPool.free": _after_release,
-    "sglang.srt.mem_cache.memory_pool.ReqToTokenPool.clear": _after_clear,
-}
-"""Hooks for lookups in the radix cache, by the method that they follow."""
-
-
-def _after_choice(plan: Any, scheduler: Any, *_: Any, **__: Any) -> None:
-    """Note what keeps waiting requests from the batch that the scheduler has chosen."""
-    _note_limit("chosen", plan, scheduler)
-
-
-def _after_consideration(result: Any, *_: Any, **__: Any) -> None:
-    """Note what became of a request that the scheduler has considered."""
-    _note_limit("considered", result)
-
-
-def _after_adapter(fits: Any, *_: Any, **__: Any) -> None:
-    """Note whether a request's adapter fits into the batch."""
-    _note_limit("considered_adapter", fits)
-
-
-def _after_pause(_result: Any, *_: Any, **__: Any) -> None:
-    """Note that the scheduler is paused."""
-    _note_limit("paused", True)
-
-
-def _after_resumption(_result: Any, *_: Any, **__: Any) -> None:
-    """Note that the scheduler goes on."""
-    _note_limit("paused", False)
-
-
-def _note_limit(name: str, *arguments: Any) -> None:
-    own = process()
-    if own is None or own.limits is None:
-        return
-    try:
-        getattr(own.limits, name)(*arguments)
-    except Exception:  # noqa: BLE001 - SGLang does not catch a hook's exceptions
-        # Otherwise the time of the limit that was noted last would grow forever.
-        own.limits.paused(False)
-        own.limits = None
-        own.deferred.fail("a limit could not be noted; no more are")
+    return hook
 
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler."
-LIMITS = {
-    f"{_SCHEDULER}get_next_batch_to_run": _after_choice,
-    f"{_SCHEDULER}can_schedule_lora_req": _after_adapter,
-    f"{_SCHEDULER}pause_generation": _after_pause,
-    f"{_SCHEDULER}continue_generation": _after_resumption,
-    "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req": _after_consideration,
+# A hook gets the result of the method that it follows, then the method's arguments.
+RECORDING = {
+    "sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_extend": _hook(
+        "lookups", "began", lambda _result, *given: given
+    ),
+    "sglang.srt.mem_cache.memory_pool.ReqToTokenPool.free": _hook(
+        "lookups", "released", lambda _result, _pool, *given: given
+    ),
+    "sglang.srt.mem_cache.memory_pool.ReqToTokenPool.clear": _hook(
+        "lookups", "cleared", lambda *_: ()
+    ),
+    f"{_SCHEDULER}get_next_batch_to_run": _hook(
+        "limits", "chosen", lambda plan, scheduler, *_: (plan, scheduler)
+    ),
+    f"{_SCHEDULER}can_schedule_lora_req": _hook(
+        "limits", "considered_adapter", lambda fits, *_: (fits,)
+    ),
+    f"{_SCHEDULER}pause_generation": _hook("limits", "paused", lambda *_: (True,)),
+    f"{_SCHEDULER}continue_generation": _hook("limits", "paused", lambda *_: (False,)),
+    "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req": _hook(
+        "limits", "considered", lambda result, *_: (result,)
+    ),
 }
-"""Hooks for limits, by the method that they follow."""
+"""Hooks for lookups in the radix cache, and for limits, by the method that they follow."""
 
 
 def _after_iteration(_result: Any, reporter: Any, *_: Any, **__: Any) -> None:

@@ -20,14 +20,7 @@ from sidestep.engines.items import Item
 from sidestep.engines.sglang.dialect import DIALECT
 from sidestep.engines.sglang.process_rows import PENDING, PROCESS
 from sidestep.protocol.limits import printable
-from sidestep.protocol.messages import (
-    CORE,
-    DECODE,
-    FRONT_END,
-    KV_TRANSFER,
-    PREFILL,
-    EngineInfo,
-)
+from sidestep.protocol.messages import CORE, DECODE, FRONT_END, KV_TRANSFER, PREFILL, EngineInfo
 from sidestep.protocol.progress import Progress
 from sidestep_adapters.publisher.environment import identity, versions
 from sidestep_adapters.publisher.publisher import Publisher
@@ -47,7 +40,6 @@ class Process:
     """Recorded calls, engines and the publisher of one process of SGLang.
 
     Args:
-        endpoint: The exporter's ingest endpoint.
         namespace: Prefix of all identities, see ``environment.namespace``.
         beside: Whether the collectors' own objects keep counting.
 
@@ -82,9 +74,7 @@ class Process:
     def start(self, name: str, model: str = "") -> None:
         """Start publishing, as the process ``name`` of this deployment, unless it has started.
 
-        Args:
-            name: The process's name in its stream's identity.
-            model: Model name for a process without a collector that has it.
+        ``model`` is for a process without a collector that has it.
         """
         self._model = self._model or model
         if self.publisher is None:

@@ -55,7 +55,6 @@ class SchedulerProgress:
 
     Args:
         scheduler: The scheduler, which may still load its model.
-        engine: Index of its engine in the stream's Hello.
 
     Attributes:
         method: A method by which a scheduler is recognized.
@@ -124,10 +123,6 @@ class SchedulerProgress:
 
 class TokenizerProgress:
     """Measures how long the answer that a tokenizer waits for has been due.
-
-    Args:
-        manager: The tokenizer manager.
-        engine: Index of the tokenizer's engine in the stream's Hello.
 
     Attributes:
         method: A method by which a tokenizer manager is recognized.

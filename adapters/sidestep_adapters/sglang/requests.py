@@ -17,11 +17,11 @@ import msgspec
 
 from sidestep.engines.items import Item
 from sidestep.engines.sglang.wire import SglangAbort, SglangRequest, SglangRequests
-from sidestep.protocol.limits import COUNT_LIMIT, printable
+from sidestep.protocol.limits import printable
 from sidestep.protocol.request_events import MAX_REQUEST_LABELS, Identity
 from sidestep.protocol.self_described import Samples
 from sidestep_adapters.publisher.request_identity import IdentityMaker
-from sidestep_adapters.publisher.translate import client_count
+from sidestep_adapters.publisher.translate import bounded_count, client_count
 from sidestep_adapters.sglang.deferred_metrics import DeferredMetrics, MetricSource
 from sidestep_adapters.sglang.metric_stubs import MetricStub
 
@@ -104,6 +104,7 @@ class RequestRecorder(MetricSource):
         identities: IdentityMaker,
     ) -> None:
         super().__init__(deferred, engine)
+        self.fail = deferred.fail
         self._counters = [stubs[name] for name in OWN_COUNTERS if name in stubs]
         self._others = [stub for name, stub in stubs.items() if name not in OWN_COUNTERS]
         self._identities = identities
@@ -113,10 +114,6 @@ class RequestRecorder(MetricSource):
         self._ended: list[SglangRequest] = []
         self._aborted: list[SglangAbort] = []
         self._samples: OrderedDict[tuple[int, int], list[Any]] = OrderedDict()
-
-    def fail(self, problem: str) -> None:
-        """Count a request that could not be recorded; called inside ``except``."""
-        self._deferred.fail(problem)
 
     def hold(self, request: Ended | Aborted, count: Callable[[], object] = lambda: None) -> bool:
         """Record a request, on the tokenizer's loop; return whether the queue has room for it.
@@ -180,12 +177,12 @@ class RequestRecorder(MetricSource):
             created,
             ended.at or times.finished_time,
             reason,
-            prompt_tokens=_count(ended.prompt_tokens),
-            output_tokens=_count(ended.output_tokens),
+            prompt_tokens=bounded_count(ended.prompt_tokens),
+            output_tokens=bounded_count(ended.output_tokens),
             cached_tokens=cached,
             external_tokens=external,
-            draft_tokens=_count(ended.draft_tokens),
-            retractions=_count(ended.retractions),
+            draft_tokens=bounded_count(ended.draft_tokens),
+            retractions=bounded_count(ended.retractions),
             refused=refused,
             adapter=_adapter(asked),
             counted=ended.counted,
@@ -291,10 +288,6 @@ def _reason(ended: Ended) -> tuple[str, str]:
     return ("refused", _STATUSES.get(status, str(status))) if is_refused else ("error", "")
 
 
-def _count(value: int) -> int:
-    return value if 0 <= value <= COUNT_LIMIT else max(0, min(value, COUNT_LIMIT))
-
-
 def _is_warm_up(params: Mapping[str, Any], ended: Ended) -> bool:
     """Return whether SGLang itself asked for this, to cache the prompt of parallel samples."""
     reason = ended.reason
@@ -310,8 +303,8 @@ def _is_warm_up(params: Mapping[str, Any], ended: Ended) -> bool:
 def _cached(ended: Ended) -> tuple[int, int]:
     """Return the cached prompt tokens as SGLang counts them, and those of them from a storage."""
     if ended.cached_tokens <= 0 or not ended.cached_by_source:
-        return _count(ended.cached_tokens), 0
-    found = {name: _count(ended.cached_by_source.get(name) or 0) for name in CACHE_SOURCES}
+        return bounded_count(ended.cached_tokens), 0
+    found = {name: bounded_count(ended.cached_by_source.get(name) or 0) for name in CACHE_SOURCES}
     return sum(found.values()), found[EXTERNAL]
 
 

@@ -212,7 +212,6 @@ def _is_first_rank(labels: Mapping[str, Any]) -> bool:
 
 
 def _call_both(ours: Callable[..., None], theirs: Callable[..., None]) -> Callable[..., None]:
-    """Return a function that calls ``ours``, then ``theirs``."""
 
     def call(*args: Any, **kwargs: Any) -> None:
         ours(*args, **kwargs)
@@ -222,7 +221,6 @@ def _call_both(ours: Callable[..., None], theirs: Callable[..., None]) -> Callab
 
 
 def _tap_tokenizer(process: Process, collector: Any, server_args: Any) -> dict[str, MetricStub]:
-    """Tap a tokenizer's collector and return its stubs."""
     native = vars(collector).get("histogram_inter_token_latency")
     made = wrap(process, collector, "tokenizer")
     latencies = Latencies(made["histogram_inter_token_latency"], process.deferred)
@@ -256,7 +254,6 @@ def _report_progress(
 def _record_requests(
     process: Process, collector: Any, stubs: dict[str, MetricStub], manager: Any
 ) -> None:
-    """Record the requests that end in the tokenizer."""
     engine = process.engine("tokenizer", collector.labels)
     recorder = RequestRecorder(process.deferred, engine, stubs, identity_maker())
     try:

@@ -17,9 +17,10 @@ from sidestep.metrics.trackers import Trackers
 from sidestep.protocol.block_events import FIRST_MEDIUM, CacheChange, CacheEvents
 from sidestep.tracking.kv_blocks.cached import CachedBlocks
 from sidestep.tracking.kv_blocks.cached import check as check_changes
-from sidestep.tracking.kv_blocks.tracker import BlockObservations, CachedObservations, Observation
+from sidestep.tracking.kv_blocks.tracker import BlockObservations, CachedObservations
 from sidestep_adapters.streams.wire import ForwardPass, LoadStat
 
+BLOCK_COUNTERS = ("kv_refused_blocks", "kv_abandoned_blocks", "kv_unknown_events")
 CACHED = "sidestep_kv_cached_block_{}_seconds"
 
 
@@ -27,8 +28,7 @@ class StreamHandlers(Handlers):
     """Applies items of native streams to the engines of one registry."""
 
     HANDLED: ClassVar[Collection[str]] = {
-        "stored_blocks", "removed_blocks", "cache_clears", "resident_blocks",
-        "kv_refused_blocks", "kv_abandoned_blocks", "kv_unknown_events",
+        "stored_blocks", "removed_blocks", "cache_clears", "resident_blocks", *BLOCK_COUNTERS,
         "cached_stores", "cached_shortage", "cached_absence",
     }  # fmt: skip
 
@@ -36,16 +36,7 @@ class StreamHandlers(Handlers):
         super().__init__(layout, registry)
         read_pass = compile_reader(layout, registry, ForwardPass)
         read_load = compile_reader(layout, registry, LoadStat)
-        self._stored, self._removed, self._resident = (
-            layout.handler_slot(f"{name}_blocks") for name in ("stored", "removed", "resident")
-        )
-        self._clears = layout.handler_slot("cache_clears")
-        self._refused_blocks = layout.handler_slot("kv_refused_blocks")
-        self._abandoned = layout.handler_slot("kv_abandoned_blocks")
-        self._unknown = layout.handler_slot("kv_unknown_events")
-        self._stores, self._shortage, self._absence = (
-            layout.handler_slot(f"cached_{name}") for name in ("stores", "shortage", "absence")
-        )
+        self._slots = {name: layout.handler_slot(name) for name in self.HANDLED}
         self._refused = layout.handler_slot("refused_observations")
         self.appliers = {
             CacheEvents: self._cache,
@@ -55,22 +46,21 @@ class StreamHandlers(Handlers):
 
     def observe_blocks(self, engine: Engine, found: BlockObservations) -> None:
         """Add what was observed of cached blocks."""
-        for slot, count in (
-            (self._refused_blocks, found.refused),
-            (self._abandoned, found.abandoned),
-            (self._unknown, found.unknown),
-        ):
+        counts = found.refused, found.abandoned, found.unknown
+        for name, count in zip(BLOCK_COUNTERS, counts, strict=True):
             if count:
-                increase(engine, slot, count)
+                increase(engine, self._slots[name], count)
         if found.refused:
             self.registry.refused_blocks[engine.id] += found.refused
         for medium, cached in found.cached.items():
             self._observe_medium(engine, medium, cached)
         if found.stores:
-            increase(engine, self._stores, sum(count for _, count in found.stores))
+            stores = sum(count for _, count in found.stores)
+            increase(engine, self._slots["cached_stores"], stores)
             again = [one for one in found.stores if math.isfinite(one[0])]
-            for slot, observations in ((self._shortage, again), (self._absence, found.absences)):
-                refused = engine.histogram(slot).observe_weighted(observations)
+            for name, observations in (("shortage", again), ("absence", found.absences)):
+                histogram = engine.histogram(self._slots[f"cached_{name}"])
+                refused = histogram.observe_weighted(observations)
                 increase(engine, self._refused, refused)
 
     def abandon_blocks(self, engine: Engine) -> None:
@@ -78,9 +68,10 @@ class StreamHandlers(Handlers):
         trackers = engine.part(Trackers)
         if trackers.blocks is not None:
             if trackers.blocks.tracked:
-                increase(engine, self._abandoned, trackers.blocks.tracked)
+                abandoned = self._slots["kv_abandoned_blocks"]
+                increase(engine, abandoned, trackers.blocks.tracked)
             trackers.blocks = None
-        engine.keyed[self._resident].clear()
+        self._resident(engine).clear()
 
     def _cache(self, engine: Engine, item: CacheEvents) -> None:
         if engine.part(Trackers).blocks is None:
@@ -94,20 +85,18 @@ class StreamHandlers(Handlers):
 
     def _count(self, engine: Engine, change: CacheChange) -> None:
         """Count blocks by medium; resident ones only once the cache is known to have been empty."""
-        resident = engine.keyed[self._resident]
+        resident = self._resident(engine)
         match change.kind:
-            case "stored":
-                key = self._add(engine, self._stored, change)
+            case "stored" | "removed":
+                children = engine.keyed[self._slots[f"{change.kind}_blocks"]]
+                key = self.registry.capped(children, (change.medium,))
+                children[key] = children.get(key, 0) + len(change.hashes)
                 if resident:
                     key = self.registry.capped(resident, key)
-                    resident[key] = resident.get(key, 0) + len(change.hashes)
-            case "removed":
-                key = self._add(engine, self._removed, change)
-                if resident:
-                    key = self.registry.capped(resident, key)
-                    resident[key] = resident.get(key, 0) - len(change.hashes)
+                    more = len(change.hashes) if change.kind == "stored" else -len(change.hashes)
+                    resident[key] = resident.get(key, 0) + more
             case "cleared":
-                increase(engine, self._clears, 1)
+                increase(engine, self._slots["cache_clears"], 1)
                 _empty(resident, change.medium)
             case "begun":
                 resident.clear()
@@ -122,7 +111,7 @@ class StreamHandlers(Handlers):
         announced is removed. A block that two requests store at the same time is announced and removed
         twice as well; both are in the sample or neither, so that no error remains.
         """
-        resident = engine.keyed[self._resident]
+        resident = self._resident(engine)
         for medium, count in surplus.items():
             key = self.registry.capped(resident, (medium,))
             if key in resident:
@@ -130,19 +119,12 @@ class StreamHandlers(Handlers):
         for key, blocks in resident.items():
             resident[key] = max(blocks, 0)
 
-    def _add(self, engine: Engine, slot: int, change: CacheChange) -> Key:
-        children = engine.keyed[slot]
-        key = self.registry.capped(children, (change.medium,))
-        children[key] = children.get(key, 0) + len(change.hashes)
-        return key
+    def _resident(self, engine: Engine) -> dict[Key, Number]:
+        return engine.keyed[self._slots["resident_blocks"]]
 
     def _observe_medium(self, engine: Engine, medium: str, observed: CachedObservations) -> None:
-        found: Mapping[str, list[Observation]] = {
-            "lifetime": observed.lifetimes,
-            "idle": observed.idles,
-            "reuse_gap": observed.gaps,
-        }
-        for name, observations in found.items():
+        found = observed.lifetimes, observed.idles, observed.gaps
+        for name, observations in zip(("lifetime", "idle", "reuse_gap"), found, strict=True):
             row = engine.layout.sampled_rows[CACHED.format(name)]
             family = engine.open_families.setdefault(row.name, engine.new_family(row))
             key = self.registry.capped(family.children, (medium,))

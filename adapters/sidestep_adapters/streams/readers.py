@@ -80,7 +80,6 @@ class KvEvents(Reader):
     def _apply_pieces(
         self, engine: Engine, parts: Iterator[Sequence[Raw]], stamp: float, now: float
     ) -> None:
-        """Apply the next piece, and then the others."""
         events = next(parts, None)
         if events is not None:
             rest = partial(self._apply_pieces, engine, parts, stamp, now)
@@ -103,7 +102,7 @@ class KvEvents(Reader):
         if first is not None and self._announced.get(engine.id) != self._source:
             self._announced[engine.id] = self._source
             changes = [first, *changes]
-        self._feed.put(engine, CacheEvents(0, now, self._source, changes))
+        self._feed.intake.put(engine, CacheEvents(0, now, self._source, changes))
 
 
 class ForwardPasses(Reader):
@@ -113,8 +112,8 @@ class ForwardPasses(Reader):
 
     def accept(self, payload: bytes, now: float) -> None:
         """See ``Reader``."""
-        record = records.decode_forward_pass(payload, now)
-        self._feed.put(self._feed.engine(record.rank), record.item)
+        item, rank = records.decode_forward_pass(payload, now)
+        self._feed.intake.put(self._feed.engine(rank), item)
 
 
 class Loads(Reader):
@@ -128,14 +127,13 @@ class Loads(Reader):
 
     def accept(self, payload: bytes, now: float) -> None:
         """See ``Reader``."""
-        record = records.decode_load(payload, now)
-        engine = self._feed.engine(record.rank)
-        known = len(self.resume_values) == len(record.totals)
-        records.add_increase(
-            record.item, record.totals, records.Totals(*self.resume_values) if known else None
-        )
-        self.resume_values = record.totals
-        self._feed.put(engine, record.item)
+        item, rank, totals = records.decode_load(payload, now)
+        engine = self._feed.engine(rank)
+        is_known = len(self.resume_values) == len(totals)
+        before = records.Totals(*self.resume_values) if is_known else None
+        records.add_increase(item, totals, before)
+        self.resume_values = totals
+        self._feed.intake.put(engine, item)
 
     def on_discontinuity(self, found: Discontinuity) -> None:
         """If the publisher restarted, compare its next totals with 0."""

@@ -26,13 +26,6 @@ from sidestep_adapters.streams.wire import (
 VERSION = 1
 
 
-class ForwardPassReport(NamedTuple):
-    """One record: its item and its rank."""
-
-    item: ForwardPass
-    rank: int | None
-
-
 class _Scheduled(ScheduledRequests, array_like=False, gc=False):
     pass
 
@@ -52,8 +45,8 @@ class _Record(msgspec.Struct, gc=False):
 _decode_record = msgspec.msgpack.Decoder(_Record).decode
 
 
-def decode_forward_pass(payload: bytes, stamp: float) -> ForwardPassReport:
-    """Decode the record in ``payload``, received at ``stamp``."""
+def decode_forward_pass(payload: bytes, stamp: float) -> tuple[ForwardPass, int | None]:
+    """Return the item and the rank of the record in ``payload``, received at ``stamp``."""
     try:
         found = _decode_record(payload)
     except DECODE_ERRORS as error:
@@ -65,7 +58,7 @@ def decode_forward_pass(payload: bytes, stamp: float) -> ForwardPassReport:
     if wall_time or scheduled.num_prefill_requests or scheduled.num_decode_requests:
         # Dynamo's first pass after an idle period has no wall time.
         item.ran = Pass(scheduled, [wall_time] if wall_time else [])
-    return ForwardPassReport(item, found.dp_rank)
+    return item, found.dp_rank
 
 
 Total = Annotated[int, Meta(ge=0, le=1 << 62)]
@@ -81,14 +74,6 @@ class Totals(NamedTuple):
     prefill_busy_us: int = 0
 
 
-class LoadReport(NamedTuple):
-    """One record: its item, its rank, and its totals, which are not in the item."""
-
-    item: LoadStat
-    rank: int | None
-    totals: Totals
-
-
 class _Load(msgspec.Struct, array_like=True, gc=False, tag="LoadStat"):
     running: Count
     waiting: Count
@@ -102,28 +87,19 @@ class _Load(msgspec.Struct, array_like=True, gc=False, tag="LoadStat"):
     total_prefill_busy_us: Total = 0
 
 
+_SAME = set(_Load.__struct_fields__) & set(LoadStat.__struct_fields__)
 _decode_load = msgspec.msgpack.Decoder(_Load).decode
 
 
-def decode_load(payload: bytes, stamp: float) -> LoadReport:
-    """Decode the record in ``payload``, received at ``stamp``."""
+def decode_load(payload: bytes, stamp: float) -> tuple[LoadStat, int | None, Totals]:
+    """Return the item, the rank and the totals, which are not in the item, of a record."""
     try:
         found = _decode_load(payload)
     except DECODE_ERRORS as error:
         raise WireError("bad_message", str(error)) from None
-    item = LoadStat(
-        0,
-        stamp,
-        found.running,
-        found.waiting,
-        found.num_tokens,
-        found.max_tokens,
-        found.waiting_uncached_tokens,
-        found.total_tokens,
-        found.max_running,
-    )
+    item = LoadStat(0, stamp, **{name: getattr(found, name) for name in _SAME})
     totals = Totals(found.total_prefill_uncached_tokens, found.total_prefill_busy_us)
-    return LoadReport(item, found.dp_rank, totals)
+    return item, found.dp_rank, totals
 
 
 def add_increase(item: LoadStat, totals: Totals, before: Totals | None) -> None:

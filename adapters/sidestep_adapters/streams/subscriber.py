@@ -43,12 +43,7 @@ _PREFIX = "sidestep_subscription_"
 class Subscriber:
     """Reads one stream; implements ``sidestep.ingest.plugins.Source``."""
 
-    def __init__(
-        self,
-        feed: RankFeed,
-        reader: Reader,
-        context: SharedContext,
-    ) -> None:
+    def __init__(self, feed: RankFeed, reader: Reader, context: SharedContext) -> None:
         self.subscription = one = feed.subscription
         self._feed = feed
         self._reader = reader
@@ -127,24 +122,17 @@ class Subscriber:
             self._peer_log.connected(now)
         elif now - self._connected_at >= RECONNECT_AFTER:
             self._connected_at = now
-            self._disconnect()
+            self.close()
             self.open(self._wake)
         if self._monitor is not None and not self.connected:
             self._peer_log.absent(now, self._monitor.problem)
         self._apply(self._sequencer.expire(now), now)
 
-    def cut(self) -> None:
-        """Discard everything that waits in the sockets; ``tick`` connects again."""
-        self._disconnect()
-
-    def close(self) -> None:
-        """Disconnect."""
-        self._disconnect()
-
     async def wait_closed(self) -> None:
         """Return at once: ``close`` closes the sockets."""
 
-    def _disconnect(self) -> None:
+    def close(self) -> None:
+        """Disconnect, and discard everything that waits in the sockets."""
         self._close_replay()
         if self._live is None or self._monitor is None:
             return
@@ -157,8 +145,10 @@ class Subscriber:
         self._is_reconnected = False
         self._context.release()
 
+    cut = close
+    """``tick`` connects again."""
+
     def _read_monitor(self) -> None:
-        """Update the connection state from the socket's monitor."""
         for event in () if self._monitor is None else self._monitor.events():
             self._is_reconnected |= event == zmq.EVENT_HANDSHAKE_SUCCEEDED
             self._sequencer.connection_lost |= event == zmq.EVENT_DISCONNECTED
@@ -246,7 +236,6 @@ class Subscriber:
             self._replay = None
 
     def _update_counters(self) -> None:
-        """Add what the sequencer has counted to the metrics."""
         sequencer = self._sequencer
         counted = sequencer.gaps, sequencer.duplicates, sequencer.restarts
         names = ("gaps", "duplicate_messages", "restarts")

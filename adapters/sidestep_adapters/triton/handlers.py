@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import ClassVar
 
+from msgspec.structs import astuple
+
 from sidestep.catalog.layout import Layout
 from sidestep.engines.handlers import Handlers, increase
 from sidestep.errors import WireError
@@ -14,13 +16,7 @@ from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER
 from sidestep_adapters.triton.differences import EMPTY, CountersResetError, difference
-from sidestep_adapters.triton.rows import (
-    BATCH_STAGES,
-    MODEL,
-    RESPONSE_STAGES,
-    SECONDS,
-    STAGES,
-)
+from sidestep_adapters.triton.rows import BATCH_STAGES, MODEL, RESPONSE_STAGES, SECONDS, STAGES
 from sidestep_adapters.triton.wire import Batch, ModelStats, Responses, Timed, TritonStats
 
 _NEVER, _NO_RESPONSES = Timed(), Responses()
@@ -94,7 +90,6 @@ class TritonHandlers(Handlers):
                 engine.start_family(assignment)
 
     def _add_batches(self, engine: Engine, batches: tuple[Batch, ...]) -> None:
-        """Add executions by the size of their batch."""
         histogram, refused = engine.histogram(self._slots["batch_size"]), 0
         executions = engine.keyed[self._slots["batch_executions"]]
         duration = engine.keyed[self._slots["batch_duration"]]
@@ -151,7 +146,6 @@ class TritonHandlers(Handlers):
     def _update_state_gauges(
         self, engine: Engine, item: TritonStats, stats: ModelStats, share: float | None
     ) -> None:
-        """Update gauges of the current state."""
         values = engine.values
         values[self._slots["busy_ratio"]] = share
         values[self._slots["instances"]] = item.instances or None
@@ -166,18 +160,10 @@ class TritonHandlers(Handlers):
 
 
 def _stages(new: ModelStats) -> tuple[Timed, ...]:
-    """Return counts and times in the order of ``STAGES``."""
     stats, responses = new.inference_stats, new.response_stats or _NO_RESPONSES
     executed = Timed(sum(batch.count for batch in new.batch_stats), new.busy_ns)
     return (
-        stats.success,
-        stats.fail,
-        stats.queue,
-        stats.compute_input,
-        stats.compute_infer,
-        stats.compute_output,
-        stats.cache_hit or _NEVER,
-        stats.cache_miss or _NEVER,
+        *(timed or _NEVER for timed in astuple(stats)),
         executed,
         responses.first,
         responses.next,

@@ -7,12 +7,8 @@ from typing import TypeVar
 from urllib.parse import quote
 
 from sidestep.config.scrape_targets import Target
-from sidestep.errors import PollError
 from sidestep_adapters.polling.http_client import Client
-from sidestep_adapters.triton.model_config import (
-    ModelConfig,
-    decode_config,
-)
+from sidestep_adapters.triton.model_config import ModelConfig, decode_config
 from sidestep_adapters.triton.statistics import split
 
 JSON = "application/json"
@@ -27,7 +23,7 @@ CAUSES = (
     ("http_503", "not ready", "not_ready"),
     ("truncated", "", "bad_answer"),
 )
-"""Cause of the HTTP client, a part of its text, and the cause that Triton means; the first counts."""
+"""What Triton means by causes of the HTTP client."""
 ADVICE: Mapping[str, str] = {
     "unreachable": "check that Triton runs, has loaded its models and listens there",
     "slow": "a model that is loaded over HTTP blocks Triton's HTTP port until it is loaded;"
@@ -53,23 +49,11 @@ class TritonApi:
     """
 
     def __init__(self, target: Target) -> None:
-        self._client = Client(target)
+        self.client = Client(target, CAUSES)
         self._url = target.url.rstrip("/")
 
-    def check(self) -> None:
-        """Read all files that queries need, once before the first query."""
-        self._client.check()
-
-    async def close(self) -> None:
-        """Close the connection."""
-        await self._client.close()
-
     async def statistics(self, model: str = "", version: str = "") -> Sequence[bytes]:
-        """Return the statistics of all models, of one, or of one of its versions.
-
-        Returns:
-            An undecoded piece for each ready version.
-        """
+        """Return an undecoded piece for each ready version of all models or of one, or for one version."""
         of_model = f"/{quote(model, safe='')}" if model else ""
         of_version = f"/versions/{version}" if version else ""
         return await self._query(f"/v2/models{of_model}{of_version}/stats", split)
@@ -80,19 +64,7 @@ class TritonApi:
         return await self._query(path, decode_config, max_bytes=MAX_SHORT_BYTES)
 
     async def _query(
-        self,
-        path: str,
-        decode: Callable[[bytes], T],
-        method: str = "GET",
-        max_bytes: int = MAX_BODY_BYTES,
+        self, path: str, decode: Callable[[bytes], T], max_bytes: int = MAX_BODY_BYTES
     ) -> T:
-        try:
-            chunks = (await self._client.request(self._url + path, JSON, (JSON,), method)).chunks
-        except PollError as error:
-            for cause, part, meant in CAUSES:
-                if error.cause == cause and part in str(error):
-                    raise PollError(meant, str(error)) from None
-            raise
-        if sum(map(len, chunks)) > max_bytes:
-            raise PollError("bad_answer", f"more than {max_bytes >> 20} MiB")
-        return decode(b"".join(chunks))
+        response = await self.client.request(self._url + path, JSON, (JSON,), max_bytes)
+        return decode(b"".join(response.chunks))

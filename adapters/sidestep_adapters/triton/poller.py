@@ -83,7 +83,7 @@ class TritonPoller(Poller):
         self, server: Server, api: TritonApi, feed: ServerFeed, *, has_failures: bool
     ) -> None:
         target = server.target
-        super().__init__(target.interval, api.close)
+        super().__init__(target.interval, api.client.close)
         self._feed = feed
         self._lines = lines = RateLimitedLog(log)
         self._name = name = f"triton {target.name}"
@@ -157,7 +157,7 @@ def _source(server: Server, intake: Intake, *, has_failures: bool) -> TritonPoll
     api = TritonApi(server.target)
     try:
         intake.registry.check(server_engine(name, dict(server.target.labels)))
-        api.check()
+        api.client.check()
     except (ConfigError, WireError) as error:
         raise ConfigError(f"--triton {name}: {error}") from None
     feed = ServerFeed(intake, f"triton {name}")

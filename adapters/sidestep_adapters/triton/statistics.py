@@ -32,11 +32,8 @@ FIRST = "0"
 T = TypeVar("T")
 
 
-class Duration(msgspec.Struct, gc=False, frozen=True):
+class Duration(Timed, array_like=False, gc=False, frozen=True):
     """Count and total nanoseconds of one kind of event."""
-
-    count: Whole = 0
-    ns: Whole = 0
 
 
 class Inferences(msgspec.Struct, gc=False, frozen=True):
@@ -72,12 +69,10 @@ class ResponseStatistics(msgspec.Struct, gc=False, frozen=True):
     cancel: Duration = Duration()
 
 
-class MemoryUsage(msgspec.Struct, gc=False, frozen=True):
+class MemoryUsage(Memory, array_like=False, gc=False, frozen=True):
     """One entry of ``memory_usage``."""
 
     type: Text = ""
-    id: Annotated[int, Meta(ge=-(1 << 62), le=1 << 62)] = 0
-    byte_size: Whole = 0
 
 
 class ModelVersion(msgspec.Struct, gc=False, frozen=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import logging
 import os
 import signal
@@ -18,9 +17,8 @@ from sidestep import __version__
 from sidestep.app.exporter import Exporter
 from sidestep.app.from_config import access
 from sidestep.catalog.engine_pages import NAMES
-from sidestep.config.scrape_targets import without_secrets
 from sidestep.config.settings import Config
-from sidestep.diagnosis.own_checks import Installation, OwnChecks
+from sidestep.diagnosis.own_checks import OwnChecks
 from sidestep.errors import ConfigError
 from sidestep.exposition import renders
 from sidestep.exposition.live.view import LiveView
@@ -138,7 +136,8 @@ async def _serving(
         exporter.registry,
         live.evaluation,
         exporter.metrics,
-        functools.partial(_installation, exporter),
+        lambda: exporter.config,
+        lambda: exporter.endpoints,
         scraped_at=lambda: pages.scraped_at,
         refusals=exporter.intake.refusals,
     )
@@ -178,19 +177,6 @@ def _recover(exporter: Exporter) -> Snapshots | None:
             exporter.registry.hide_tenant(name)
     exporter.durability = f"counters survive restarts, in {exporter.config.state_dir}; {found}"
     return snapshots
-
-
-def _installation(exporter: Exporter) -> Installation:
-    """Return what the exporter's checks of its own installation look at."""
-    config = exporter.config
-    return Installation(
-        exporter.endpoints,
-        config.state_dir,
-        config.limits_memory_soft,
-        has_sources=config.has_sources,
-        otlp=without_secrets(config.otlp_endpoint),
-        otlp_interval=config.otlp_interval,
-    )
 
 
 def _otlp_senders(

@@ -8,9 +8,10 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
 from urllib.parse import quote
 
+from sidestep.config.scrape_targets import without_secrets
+from sidestep.config.settings import Config
 from sidestep.diagnosis import own_codes as codes
 from sidestep.diagnosis.finding import Code, Finding
 from sidestep.exposition.live.answers import Attention
@@ -91,24 +92,6 @@ BUILDS_STATISTICS = "sidestep_engine_process_builds_statistics"
 Counts = dict[tuple[str, Labels], float]
 
 
-class Installation(NamedTuple):
-    """Settings that the checks need.
-
-    Attributes:
-        state_dir: Directory of snapshots; empty: none.
-        memory_soft: MiB of --limits.memory-soft; 0: no limit.
-        has_sources: Whether the exporter polls servers or subscribes to streams.
-        otlp_interval: Seconds between two pushes to it.
-    """
-
-    endpoints: list[str]
-    state_dir: str = ""
-    memory_soft: int = 0
-    has_sources: bool = False
-    otlp: str = ""
-    otlp_interval: float = 0.0
-
-
 class OwnChecks:
     """Checks of an exporter by itself.
 
@@ -122,7 +105,8 @@ class OwnChecks:
         registry: Registry,
         engines: Callable[[], Awaitable[Evaluation]],
         metrics: SelfMetrics,
-        installation: Callable[[], Installation],
+        config: Callable[[], Config],
+        endpoints: Callable[[], list[str]],
         *,
         scraped_at: Callable[[], float | None] = lambda: None,
         refusals: Mapping[str, str] = MappingProxyType({}),
@@ -131,7 +115,8 @@ class OwnChecks:
         self._registry = registry
         self._evaluation = engines
         self._metrics = metrics
-        self._installation = installation
+        self._config = config
+        self._endpoints = endpoints
         self._scraped_at = scraped_at
         self._refusals = refusals
         self._clock = clock
@@ -173,9 +158,9 @@ class OwnChecks:
         return {row.name: dict(filter(None, samples)) for row, samples in found}
 
     def _engines(self, found: Evaluation) -> Iterator[Finding]:
-        installation, age = self._installation(), self._clock() - self._started
-        if not self._registry.engines and age >= CONNECT_SECONDS and not installation.has_sources:
-            listed = ", ".join(installation.endpoints)
+        age, has_sources = self._clock() - self._started, self._config().has_sources
+        if not self._registry.engines and age >= CONNECT_SECONDS and not has_sources:
+            listed = ", ".join(self._endpoints())
             yield codes.NO_ENGINE.on(
                 EXPORTER, f"no engine within {age:.0f} s at {listed or 'none'}"
             )
@@ -258,7 +243,6 @@ class OwnChecks:
             yield codes.LOOP_LAG.on(EXPORTER, f"the event loop was {lag:.1f} s late")
 
     def _failing_targets(self) -> Iterator[tuple[str, str]]:
-        """Yield each polled server that does not answer, and its state."""
         for name, samples in self._values((*TARGET_STATES,)).items():
             for (target, state), value in samples.items():
                 if value and state in TARGET_STATES[name]:
@@ -266,13 +250,14 @@ class OwnChecks:
 
     def _receiver(self, pushed_at: float) -> Iterator[Finding]:
         """Yield a finding if the OTLP receiver has accepted nothing since ``pushed_at``."""
-        installation = self._installation()
+        receiver, interval = self._config().otlp_endpoint, self._config().otlp_interval
         silence = min(time.time() - pushed_at, self._clock() - self._started)
-        if installation.otlp and silence >= PUSHES * installation.otlp_interval + PUSH_SECONDS:
-            yield codes.OTLP_DOWN.on(installation.otlp, f"no push was accepted for {silence:.0f} s")
+        if receiver and silence >= PUSHES * interval + PUSH_SECONDS:
+            text = f"no push was accepted for {silence:.0f} s"
+            yield codes.OTLP_DOWN.on(without_secrets(receiver), text)
 
     def _state_directory(self) -> Iterator[Finding]:
-        directory = self._installation().state_dir
+        directory = self._config().state_dir
         if not directory:
             yield codes.NOT_DURABLE.on(EXPORTER, "--state.dir is not set")
             return
@@ -286,14 +271,14 @@ class OwnChecks:
             yield codes.STATE_FULL.on(directory, f"{free // MIB} MiB are free")
 
     def _limits(self) -> Iterator[Finding]:
-        soft, used = self._installation().memory_soft, resident() // MIB
+        soft, used = self._config().limits_memory_soft, resident() // MIB
         if soft and used >= NEAR * soft:
             yield codes.MEMORY.on(
                 EXPORTER, f"{used} MiB are in use, --limits.memory-soft is {soft}"
             )
         now, scraped_at = self._clock(), self._scraped_at()
         idle = now - (self._started if scraped_at is None else scraped_at)
-        is_pushed = bool(self._installation().otlp)
+        is_pushed = bool(self._config().otlp_endpoint)
         if self._registry.engines and not is_pushed and idle >= SCRAPE_SECONDS:
             yield codes.NOT_SCRAPED.on(EXPORTER, f"no scrape for {idle:.0f} s")
 

@@ -146,24 +146,14 @@ MISSING_FIELDS = Code("SD138", "error", "An engine's release lacks fields that m
     "The release has renamed or removed fields of its statistics; metrics that need them have no"
     " samples. The engine's log names them.",
     "Install a release of sidestep that names the engine's release as supported.")
-# fmt: on
-
-NO_PEER = Code(
-    "SD144",
-    "warning",
-    "A prefill or decode engine has no peer",
+NO_PEER = Code("SD144", "warning", "A prefill or decode engine has no peer",
     "A model has engines for prefill and none that decodes at this exporter, or the reverse. The"
     " others are down, or send to another exporter: sums over this one are those of half a service.",
-    "Start the other engines, send both kinds to one exporter, or sum over both exporters; see"
-    " pd.md.",
-)
-MIXED_ROLES = Code(
-    "SD145",
-    "info",
-    "A model has engines for decode, and engines that do both",
+    "Start the other engines, send both kinds to one exporter, or sum over both exporters; see pd.md.")
+MIXED_ROLES = Code("SD145", "info", "A model has engines for decode, and engines that do both",
     "Routers send the latter whole requests, or prompts to hand over: mode `beside` does not tell"
     " them apart.",
-    "Name each engine's kv_role, or use mode `instead` or the tap; see pd.md.",
-)
+    "Name each engine's kv_role, or use mode `instead` or the tap; see pd.md.")
+# fmt: on
 
 CODES = sorted(each for each in tuple(vars().values()) if isinstance(each, Code))

@@ -113,5 +113,4 @@ class Applier:
 
 
 def _recorded(engine: Engine) -> Number:
-    """Return how many requests of ``engine`` have ended, of those that get a record."""
     return sum(scalar(engine, series.family) for series in engine.layout.tables.recorded)

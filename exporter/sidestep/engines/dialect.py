@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -38,7 +37,7 @@ class Dialect(DialectTables):
         return PolledPage in self.items
 
 
-class Dialects(Mapping[str, Dialect]):
+class Dialects(dict[str, Dialect]):
     """Dialects by the name in an engine's Hello, and the decoder of their items.
 
     Raises:
@@ -46,23 +45,14 @@ class Dialects(Mapping[str, Dialect]):
     """
 
     def __init__(self, *dialects: Dialect) -> None:
-        self._dialects = {dialect.name: dialect for dialect in dialects}
-        if len(self._dialects) != len(dialects):
+        super().__init__((dialect.name, dialect) for dialect in dialects)
+        if len(self) != len(dialects):
             raise CatalogueError("two dialects have the same name")
         items = dict.fromkeys(item for dialect in dialects for item in dialect.items)
         try:
             self._decoder = msgspec.msgpack.Decoder(functools.reduce(operator.or_, items, Samples))
         except TypeError as error:
             raise CatalogueError(f"items of the dialects: {error}") from error
-
-    def __getitem__(self, name: str) -> Dialect:
-        return self._dialects[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._dialects)
-
-    def __len__(self) -> int:
-        return len(self._dialects)
 
     def layouts(self, *, legacy: bool = False, common: bool = False) -> dict[str, Layout]:
         """Return the layout of each dialect; see ``DialectTables.rows_for``."""

@@ -9,6 +9,7 @@ from sidestep.catalog.layout import Layout
 from sidestep.engines.tenant_counters import TenantCounters
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.registry import Registry
+from sidestep.metrics.trackers import Trackers
 from sidestep.protocol.engine_totals import EngineTotals
 from sidestep.tracking.kv_blocks.tracker import BlockObservations
 
@@ -40,7 +41,10 @@ class Handlers:
         """Count requests whose intervals cannot all be known, by reason."""
 
     def abandon_blocks(self, engine: Engine) -> None:
-        """Abandon the engine's tracked blocks."""
+        """Abandon the engine's tracked blocks: later events and lookups do not continue earlier ones."""
+        lookups = engine.part(Trackers).lookups
+        if lookups is not None:
+            lookups.restart()
 
     def lose_requests(self, engine: Engine, ended: int) -> None:
         """Count requests that have ended in folded items, unseen."""

@@ -7,7 +7,7 @@ polls, so its counters continue when the server restarts.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta
@@ -31,43 +31,26 @@ class PolledPage(Polled, array_like=True, gc=False, tag="pp"):
         process: Identifies the server's process, where the page does; otherwise 0.
         families: Counters and gauges of the dialect's rows, as in ``Samples``, but the counters are
             totals since the server started.
-        gone: Whether the server no longer has the engine; then there are no families.
+        absent: Whether the server no longer has the engine; then there are no families.
     """
 
     engine: Count
     stamp: Seconds
     process: Annotated[int, Meta(ge=0, le=1 << 62)] = 0
     families: Annotated[tuple[Family, ...], Meta(max_length=MAX_FAMILIES)] = ()
-    gone: bool = False
-
-    @property
-    def absent(self) -> bool:
-        """True if the server no longer has the engine."""
-        return self.gone
-
-
-class Increase(NamedTuple):
-    """The difference of two pages.
-
-    Attributes:
-        families: What was counted in between, and the gauges of the later page.
-        totals: The later page's counters, and those that only the earlier one has.
-        is_reset: Whether the server restarted in between.
-    """
-
-    families: list[Family]
-    totals: tuple[Family, ...]
-    is_reset: bool
+    absent: bool = False
 
 
 _SeriesKey = tuple[str, tuple[str, ...], tuple[str, ...]]
 """Name of a family, its labels, and their values."""
 
 
-def difference(new: PolledPage, old: PolledPage | None) -> Increase:
-    """Return what ``new`` has counted since ``old``.
+def difference(
+    new: PolledPage, old: PolledPage | None
+) -> tuple[list[Family], tuple[Family, ...], bool]:
+    """Return what ``new`` has counted since ``old``, all totals, and whether the server has restarted.
 
-    A total that is lower than before shows a restart, and so does another process; then all of
+    The former has the gauges of ``new``, too; the totals are also those that only ``old`` has. A total that is lower than before shows a restart, and so does another process; then all of
     ``new`` counts. A series that is missing counts as unchanged.
     """
     families = new.families
@@ -100,7 +83,7 @@ def difference(new: PolledPage, old: PolledPage | None) -> Increase:
         Family(name, "counter", list(labels), [sample])
         for (name, labels, _), sample in known.items()
     ]
-    return Increase(found, tuple(totals), bool(is_reset))
+    return found, tuple(totals), bool(is_reset)
 
 
 def _key(family: Family, sample: Sample) -> _SeriesKey:
@@ -136,22 +119,22 @@ class PageHandlers(Handlers):
 
     def _page(self, engine: Engine, item: PolledPage) -> None:
         before = engine.statistics if isinstance(engine.statistics, PolledPage) else None
-        if item.gone:
+        if item.absent:
             # The totals stay: the engine may return in the same process, which counts on.
             families = () if before is None else before.families
             process = 0 if before is None else before.process
-            engine.statistics = PolledPage(0, item.stamp, process, families, gone=True)
+            engine.statistics = PolledPage(0, item.stamp, process, families, absent=True)
             engine.absent = True
             return
-        found = difference(item, before)
-        add_samples(self.registry, engine, Samples(0, item.stamp, found.families))
-        gauges = [family for family in found.families if family.kind == "gauge"]
+        found, totals, is_reset = difference(item, before)
+        add_samples(self.registry, engine, Samples(0, item.stamp, found))
+        gauges = [family for family in found if family.kind == "gauge"]
         if _has_others(engine, gauges):
             self.registry.quota.remove_gauges(engine)
             add_samples(self.registry, engine, Samples(0, item.stamp, gauges))
-        if found.is_reset:
+        if is_reset:
             increase(engine, self._resets, 1)
-        engine.statistics = PolledPage(0, item.stamp, item.process, found.totals)
+        engine.statistics = PolledPage(0, item.stamp, item.process, totals)
         engine.absent = False
         engine.gauge_stamp = item.stamp
 

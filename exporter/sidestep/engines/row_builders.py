@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 from sidestep.catalog.buckets import Bounds
-from sidestep.catalog.row import ENGINE_LABELS, Combine, Kind, Row, Sampled, Source
+from sidestep.catalog.row import ENGINE_LABELS, Kind, Row, Sampled, Source
 
 
 def row(
@@ -17,35 +18,24 @@ def row(
     *,
     own: tuple[str, ...] = (),
     shared: tuple[str, ...] = ENGINE_LABELS,
-    closed: tuple[str, ...] = (),
-    buckets: str | Bounds = (),
-    combine: Combine = "sum",
-    unit_divisor: int = 1,
-    extra_labels: bool = False,
-    mirrored: bool = False,
-    feature: str = "",
-    since: str = "",
+    buckets: str | Bounds = "",
+    **more: Any,
 ) -> Row:
-    """Return a row; see ``Row`` for the arguments.
+    """Return a row with the labels ``shared`` and ``own``; see ``Row`` for the other arguments.
 
-    Its labels are ``shared`` and ``own``; ``buckets`` is the name of a bucket family, or bounds.
+    ``buckets`` is the name of a bucket family, or bounds.
     """
+    bounds: Any = {"buckets" if isinstance(buckets, str) else "bounds": buckets}
+    labels = tuple(sorted((*shared, *own)))
     return Row(
         name=name,
         kind=kind,
         source=source,
         help=text,
-        labels=tuple(sorted((*shared, *own))),
+        labels=labels,
         shared=shared,
-        closed=closed,
-        buckets=buckets if isinstance(buckets, str) else "",
-        bounds=() if isinstance(buckets, str) else buckets,
-        combine=combine,
-        unit_divisor=unit_divisor,
-        extra_labels=extra_labels,
-        mirrored=mirrored,
-        feature=feature,
-        since=since,
+        **bounds,
+        **more,
     )
 
 
@@ -63,30 +53,10 @@ class SampledRows:
     extra_labels: bool = False
     mirrored: bool = False
 
-    def row(
-        self,
-        kind: Kind,
-        name: str,
-        text: str,
-        *own: str,
-        closed: tuple[str, ...] = (),
-        buckets: Bounds | str = (),
-        combine: Combine = "sum",
-    ) -> Row:
+    def row(self, kind: Kind, name: str, text: str, *own: str, **more: Any) -> Row:
         """Return a row with the labels ``own`` besides ``shared``; see the function ``row``."""
-        return row(
-            kind,
-            self.prefix + name,
-            Sampled(),
-            text,
-            own=own,
-            shared=self.shared,
-            closed=closed,
-            buckets=buckets,
-            combine=combine,
-            extra_labels=self.extra_labels,
-            mirrored=self.mirrored,
-        )
+        same: Any = {"extra_labels": self.extra_labels, "mirrored": self.mirrored, **more}
+        return row(kind, self.prefix + name, Sampled(), text, own=own, shared=self.shared, **same)
 
     counter = functools.partialmethod(row, "counter")
     gauge = functools.partialmethod(row, "gauge")

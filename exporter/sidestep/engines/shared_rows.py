@@ -1,12 +1,16 @@
-"""Rows that several dialects have, under the same names."""
+"""Rows that several dialects have, under the same names.
+
+Arguments of the functions that are not named here are those of all their rows, as in ``row_builders.row``.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+from typing import Any
 
 from sidestep.catalog.prices import PARTS, PRICED
-from sidestep.catalog.row import ENGINE_LABELS, Computed, Handler, Row, Sampled, Source
+from sidestep.catalog.row import Computed, Handler, Row, Sampled, Source
 from sidestep.catalog.slo import SLO_HANDLERS, SLO_REQUESTS, SLO_UNDECIDED
 from sidestep.engines.row_builders import counter, gauge, histogram
 from sidestep.metrics.ended_counter import REQUEST_PARTS, SERVICE_E2E, SERVICE_TTFT, TENANT_PARTS
@@ -35,11 +39,9 @@ REFUSED_OBSERVATIONS = counter("sidestep_refused_observations_total",
                                " host's wall clock stepped back) or not a number.")
 
 
-def saturation(
-    shared: tuple[str, ...] = ENGINE_LABELS, *, mirrored: bool = False
-) -> tuple[Row, ...]:
+def saturation(**more: Any) -> tuple[Row, ...]:
     """Return the rows of the saturation, for a dialect with ``KeySeries.begun``."""
-    built = functools.partial(gauge, shared=shared, combine="max", mirrored=mirrored)
+    built = functools.partial(gauge, combine="max", **more)
     return (
         built("sidestep_saturation_ratio", Computed("saturation"),
               "Offered load divided by the load that the engine can serve; from 1 on, its queue"
@@ -53,17 +55,10 @@ def saturation(
 
 
 def step_limits(
-    seconds: Source,
-    steps: Source,
-    shared: tuple[str, ...] = ENGINE_LABELS,
-    *,
-    unit_divisor: int = 1,
-    mirrored: bool = False,
-    feature: str = "",
+    seconds: Source, steps: Source, *, unit_divisor: int = 1, **more: Any
 ) -> tuple[Row, ...]:
     """Return the rows of the limits on what an engine admits, which come from ``seconds`` and ``steps``."""
-    built = functools.partial(counter, own=("limit",), shared=shared, closed=LIMITS,
-                              mirrored=mirrored, feature=feature)
+    built = functools.partial(counter, own=("limit",), closed=LIMITS, **more)
     return (
         built("sidestep_step_limit_seconds_total", seconds,
               "Time in which the engine had unfinished requests, by what kept the next waiting"
@@ -82,16 +77,9 @@ def step_limits(
     )
 
 
-def backlog(
-    prompt: Source,
-    prefill: Source,
-    shared: tuple[str, ...] = ENGINE_LABELS,
-    *,
-    mirrored: bool = False,
-    feature: str = "",
-) -> tuple[Row, ...]:
+def backlog(prompt: Source, prefill: Source, **more: Any) -> tuple[Row, ...]:
     """Return the rows of the tokens that are still to be prefilled."""
-    built = functools.partial(gauge, shared=shared, mirrored=mirrored, feature=feature)
+    built = functools.partial(gauge, **more)
     return (
         built("sidestep_waiting_prompt_tokens", prompt,
               "Prompt tokens of the requests that wait for a place in the batch, also of preempted"
@@ -103,37 +91,32 @@ def backlog(
     )
 
 
-def uncached_backlog(shared: tuple[str, ...], *, mirrored: bool = False) -> Row:
+def uncached_backlog(**more: Any) -> Row:
     """Return the row of the waiting tokens that no cache has, of an engine that looks them up early."""
     return gauge("sidestep_waiting_uncached_tokens", Sampled(),
                  "Tokens of waiting requests that the prefix cache did not have when the engine last"
-                 " looked them up; a request that it has not looked up counts whole.",
-                 shared=shared, mirrored=mirrored)
+                 " looked them up; a request that it has not looked up counts whole.", **more)
 
 
-def objectives(
-    shared: tuple[str, ...] = ENGINE_LABELS, *, extra_labels: bool = False, mirrored: bool = False
-) -> tuple[Row, ...]:
+def objectives(**more: Any) -> tuple[Row, ...]:
     """Return the rows of the counters of ``--slo``, for a dialect with ``latencies``."""
     return (
         counter(SLO_REQUESTS, Handler(SLO_HANDLERS[0]),
                 "Requests by whether they meet an objective of --slo: good is at most its"
                 " threshold. An objective of inter-token latency counts gaps between tokens"
-                " instead.", own=("result", "slo"), shared=shared, extra_labels=extra_labels,
-                mirrored=mirrored),
+                " instead.", own=("result", "slo"), **more),
         counter(SLO_UNDECIDED, Handler(SLO_HANDLERS[1]),
                 "Requests in neither result of sidestep_slo_requests_total: they arrived as bucket"
-                " counts, and the objective's threshold lies inside their bucket.", own=("slo",),
-                shared=shared, extra_labels=extra_labels, mirrored=mirrored),
+                " counts, and the objective's threshold lies inside their bucket.", own=("slo",), **more),
     )
 
 
-def goodput(shared: tuple[str, ...] = ENGINE_LABELS, *, feature: str = "") -> tuple[Row, ...]:
+def goodput(**more: Any) -> tuple[Row, ...]:
     """Return the rows of the requests that met all objectives, for a dialect that sends requests.
 
     ``requests.request_log`` feeds them.
     """
-    built = functools.partial(counter, shared=shared, feature=feature)
+    built = functools.partial(counter, **more)
     return (
         built("sidestep_goodput_requests_total", Handler("goodput_requests"),
               "Requests that met all objectives of --slo: served, and every latency within its"
@@ -149,19 +132,15 @@ def goodput(shared: tuple[str, ...] = ENGINE_LABELS, *, feature: str = "") -> tu
 
 
 def service(
-    reasons: tuple[str, ...],
-    buckets: tuple[str, str],
-    shared: tuple[str, ...] = ENGINE_LABELS,
-    *,
-    feature: str = "",
+    reasons: tuple[str, ...], buckets: tuple[str, str], *, feature: str = "", **more: Any
 ) -> tuple[Row, ...]:
     """Return the rows whose sums over engines are those of the service, for a dialect with ``reasons``.
 
     Only engines that send requests have the latencies (``feature``), in ``buckets``: TTFT's and e2e's.
     """
     requests, prompt, generated = map(Handler, SERVICE_HANDLERS)
-    built = functools.partial(counter, shared=shared)
-    waited = functools.partial(histogram, shared=shared, feature=feature)
+    built = functools.partial(counter, **more)
+    waited = functools.partial(histogram, feature=feature, **more)
     return (
         built(SERVICE_REQUESTS, requests,
               "Requests that ended, each once in all engines: where prefill and decode are separate,"
@@ -184,27 +163,24 @@ def service(
     )
 
 
-def request_parts(
-    shared: tuple[str, ...] = ENGINE_LABELS, *, feature: str = ""
-) -> tuple[Row, Row]:
+def request_parts(**more: Any) -> tuple[Row, Row]:
     """Return the rows of where requests' time went, for a dialect that sends requests."""
     made = counter("sidestep_request_part_seconds_total", Handler(REQUEST_PARTS),
                    "End-to-end latency of requests that ended, aborted ones included, divided into"
                    " parts that sum to it; time in the queue also by the limit that held meanwhile."
-                   " Without requests whose beginning is unknown.", own=("limit", "part"),
-                   shared=shared, feature=feature)
+                   " Without requests whose beginning is unknown.", own=("limit", "part"), **more)
     by_tenant = counter("sidestep_tenant_request_part_seconds_total", Handler(TENANT_PARTS),
                         "End-to-end latency of requests that ended, divided into parts, by tenant.",
-                        own=("part", TENANT), shared=shared, feature=feature)
+                        own=("part", TENANT), **more)
     return dataclasses.replace(made, omits_empty_labels=True), by_tenant
 
 
-def lookups(shared: tuple[str, ...] = ENGINE_LABELS) -> tuple[Row, ...]:
+def lookups(**more: Any) -> tuple[Row, ...]:
     """Return the rows of lookups in the prefix cache, for a dialect that sends ``CacheLookups``.
 
     They are exposed once there is such an item.
     """
-    built = functools.partial(gauge, shared=shared, feature="kv_lookups", combine="mean")
+    built = functools.partial(gauge, feature="kv_lookups", combine="mean", **more)
     return (
         built("sidestep_kv_whatif_hit_ratio", Handler(HIT_RATIOS),
               "Share of looked-up tokens that a prefix cache of another size would find, in sizes"
@@ -225,17 +201,17 @@ def lookups(shared: tuple[str, ...] = ENGINE_LABELS) -> tuple[Row, ...]:
                 " sampled blocks. cold: not used before; evicted, cleared: used before;"
                 " in_progress: another request was computing them; unknown: the exporter has not"
                 " seen enough; too_short: in no full block that can be found; not_cacheable: the"
-                " request may not read the cache.", own=("reason",), closed=REASONS, shared=shared,
-                feature="kv_lookups"),
+                " request may not read the cache.", own=("reason",), closed=REASONS,
+                feature="kv_lookups", **more),
         histogram("sidestep_kv_missed_block_idle_seconds", Handler("kv_missed_idle"),
                   "Time since the last use of a block that was looked up and had been evicted.",
-                  buckets="kv_cache_residency", shared=shared, feature="kv_lookups"),
+                  buckets="kv_cache_residency", feature="kv_lookups", **more),
     )
 
 
-def cost(shared: tuple[str, ...] = ENGINE_LABELS) -> tuple[Row, ...]:
+def cost(**more: Any) -> tuple[Row, ...]:
     """Return the rows of the cost of tokens, by engine and by tenant."""
-    built = functools.partial(counter, shared=shared, unit_divisor=PARTS, feature=PRICED)
+    built = functools.partial(counter, unit_divisor=PARTS, feature=PRICED, **more)
     return (
         built("sidestep_cost_total", Handler(COST),
               "Cost of prompt tokens and generated tokens, in the currency of --prices.model."),
@@ -244,9 +220,9 @@ def cost(shared: tuple[str, ...] = ENGINE_LABELS) -> tuple[Row, ...]:
     )
 
 
-def tenants(shared: tuple[str, ...] = ENGINE_LABELS, *, feature: str = "") -> tuple[Row, ...]:
+def tenants(**more: Any) -> tuple[Row, ...]:
     """Return the rows of the counters by tenant, for a dialect that sends requests."""
-    built = functools.partial(counter, own=(TENANT,), shared=shared, feature=feature)
+    built = functools.partial(counter, own=(TENANT,), **more)
     return (
         built("sidestep_tenant_requests_total", Handler("tenant_requests"),
               "Requests that ended, by tenant."),

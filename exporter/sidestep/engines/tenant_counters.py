@@ -27,8 +27,8 @@ HANDLERS = {
 """Field of ``TenantCounts`` by handler."""
 _OTHER = (OTHER,)
 _NO_TENANTS: Mapping[str, TenantCounts] = {}
-Total = Callable[[Engine], Number | None]
-"""A reader of an engine's own counter; None: the engine does not have it."""
+ReadTotals = Callable[[Engine], Mapping[str, Number | None]]
+"""A reader of an engine's own counters by field of ``TenantCounts``; None: the engine does not have it."""
 
 
 class Accounted(Part):
@@ -48,11 +48,10 @@ class TenantCounters:
     """Adds outcomes to the counters of tenants, and the cost of tokens to those of engines.
 
     ``__other__`` counts what an item adds to the engine's own counters for no shown tenant. So the sums
-    are equal, also for tokens of requests that are not tracked. ``totals`` reads the engine's own
-    counters, by field of ``TenantCounts``, except its cost.
+    are equal, also for tokens of requests that are not tracked. ``read_totals`` does not read the cost.
     """
 
-    def __init__(self, layout: Layout, registry: Registry, totals: Mapping[str, Total]) -> None:
+    def __init__(self, layout: Layout, registry: Registry, read_totals: ReadTotals) -> None:
         self._registry = registry
         self._slots = {
             field: layout.handled[name].slots[0]
@@ -60,7 +59,7 @@ class TenantCounters:
             if name in layout.handled
         }
         (self._cost_slot,) = layout.handled[COST].slots
-        self._totals: dict[str, Total] = {**totals, "cost": self._cost}
+        self._read_totals = read_totals
 
     def begin(self, engine: Engine) -> None:
         """Note the engine's counters before the first item changes them."""
@@ -142,11 +141,8 @@ class TenantCounters:
             cost = max((now["cost"] or 0) + price.cost(*added), 0)
             now["cost"] = engine.values[self._cost_slot] = cost
 
-    def _cost(self, engine: Engine) -> Number | None:
-        return engine.values[self._cost_slot]
-
     def _read(self, engine: Engine) -> dict[str, Number | None]:
         update_service = engine.layout.tables.update_service
         if update_service is not None:
             update_service(engine)
-        return {field: read(engine) for field, read in self._totals.items()}
+        return {**self._read_totals(engine), "cost": engine.values[self._cost_slot]}

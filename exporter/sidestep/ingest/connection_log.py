@@ -183,7 +183,6 @@ class ConnectionLog:
         )
 
     def _log_streams(self, engine: Engine, before: dict[int, str], now: dict[int, str]) -> None:
-        """Log the streams that feed ``engine`` now and did not before, and the other way round."""
         come = {name for incarnation, name in now.items() if incarnation not in before}
         gone = {name for incarnation, name in before.items() if incarnation not in now}
         changes = {

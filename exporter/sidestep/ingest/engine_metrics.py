@@ -16,6 +16,17 @@ from sidestep.telemetry.self_metrics import LabelledValue, Labels, Reading, Self
 from sidestep.tracking.health.states import EngineState, Health
 
 STATES = tuple((state, (state.value,)) for state in EngineState)
+OF_ENGINES: dict[str, Callable[[Engine], Iterable[LabelledValue]]] = {
+    "sidestep_engine_up": lambda engine: [((), float(engine.is_up))],
+    "sidestep_engine_restarts_total": lambda engine: [((), engine.restarts)],
+    "sidestep_engine_last_seen_timestamp_seconds": lambda engine: (
+        [((), engine.last_seen)] if engine.last_seen else []
+    ),
+    "sidestep_engine_missing_fields": lambda engine: [
+        ((path,), 1) for path in engine.description.renamed_fields
+    ],
+    "sidestep_engine_info": lambda engine: [(_info(engine), 1)],
+}
 OF_STREAMS: dict[str, Callable[[Stream], float]] = {
     "sidestep_stream_ring_bytes": lambda stream: stream.beat.ring_bytes if stream.beat else 0,
     "sidestep_stream_lag_items": lambda stream: (
@@ -33,19 +44,8 @@ def read_metrics(
 ) -> None:
     """Register the self-metrics that are read from the arguments at each scrape."""
     read, engines = metrics.read, Engines(registry)
-    read("sidestep_engine_up", engines.reading(lambda engine: float(engine.is_up)))
-    read("sidestep_engine_restarts_total", engines.reading(lambda engine: engine.restarts))
-    read(
-        "sidestep_engine_last_seen_timestamp_seconds",
-        engines.samples(lambda engine: [((), engine.last_seen)] if engine.last_seen else []),
-    )
-    read(
-        "sidestep_engine_missing_fields",
-        engines.samples(
-            lambda engine: [((path,), 1) for path in engine.description.renamed_fields]
-        ),
-    )
-    read("sidestep_engine_info", engines.samples(lambda engine: [(_info(engine), 1)]))
+    for family, samples in OF_ENGINES.items():
+        read(family, engines.samples(samples))
     _read_health(metrics, registry, health)
     read("sidestep_engines", lambda: [((), len(registry.engines))])
     read("sidestep_series", SeriesCount(registry).reading)
@@ -123,10 +123,6 @@ class Engines:
         self._cached_key: tuple[Sequence[int], Sequence[str]] | None = None
         self._found: Sequence[tuple[Labels, Engine]] = ()
 
-    def reading(self, value: Callable[[Engine], float]) -> Reading:
-        """Return a reading of ``value`` of each engine for ``SelfMetrics.read``."""
-        return lambda: [(labels, value(engine)) for labels, engine in self._engines()]
-
     def samples(self, samples: Callable[[Engine], Iterable[LabelledValue]]) -> Reading:
         """Return a reading of any number of ``samples`` of each engine, with own labels."""
         return lambda: [
@@ -136,7 +132,6 @@ class Engines:
         ]
 
     def _engines(self) -> Sequence[tuple[Labels, Engine]]:
-        """Return the labels of each engine and the engine."""
         current = list(self._registry.engines.values())
         # An engine's identity can change without a new label version.
         cache_key = [engine.label_version for engine in current], [engine.id for engine in current]

@@ -107,11 +107,7 @@ class HealthMonitor:
     """
 
     def __init__(
-        self,
-        registry: Registry,
-        receiver: Receiver,
-        limits: Thresholds,
-        clock: Callable[[], float],
+        self, registry: Registry, receiver: Receiver, limits: Thresholds, clock: Callable[[], float]
     ) -> None:
         self._registry = registry
         self._receiver = receiver

@@ -202,7 +202,6 @@ class Intake:
         return received.replies
 
     def _count_lost(self, stream: Stream, items: int) -> None:
-        """Count items that the sender of ``stream`` no longer had, and log them."""
         self.metrics.add("sidestep_lost_items_total", items)
         if items:
             self._connections.lost(stream, items)
@@ -279,7 +278,6 @@ class Intake:
         self._log_refused()
 
     def _log_refused(self) -> None:
-        """Log which engines have more requests or KV blocks than are tracked."""
         for name, count in self.registry.refused_blocks.items():
             self._lines.warning(
                 "refused blocks",
@@ -323,7 +321,6 @@ class Intake:
         self.items += 1
 
     def _add_totals(self, engines: list[Engine], replica: int, raw: msgspec.Raw) -> None:
-        """Add the totals of items that a sender folded."""
         added = decode_totals(raw)
         name = numbered_id(added.head.engine.id, replica)
         engine = next((e for e in engines if e.id == name), None)

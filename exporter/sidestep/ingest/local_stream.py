@@ -57,14 +57,6 @@ class Feed:
         """Queue ``work`` behind the items of engines; the log names its errors after this source."""
         self.intake.enqueue(work, self.name)
 
-    def put(self, engine: Engine, item: Item) -> None:
-        """Apply ``item``.
-
-        Raises:
-            WireError: It contradicts the catalogue or itself; nothing was changed.
-        """
-        self.intake.put(engine, item)
-
     def is_fed(self, engine: Engine) -> bool:
         """Return whether the stream feeds ``engine``; after a long silence it does not."""
         return self._stream.incarnation in engine.feeds.streams
@@ -207,7 +199,6 @@ class RankFeed(Feed):
             self.intake.reject(error.reason)
 
     def _rivals(self) -> list[int]:
-        """Return the incarnations of the other subscriptions of this kind."""
         kind = f"{self.subscription.kind} "
         return [
             stream.incarnation

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.engine_state import Key, Number
 from sidestep.protocol.limits import OTHER
-from sidestep.tracking.requests.ended_requests import CountEnded
+from sidestep.tracking.requests.front_end import CountEnded
 from sidestep.tracking.requests.handovers import HandOvers
 from sidestep.tracking.requests.outcomes import FAILED, EndedRequest
 from sidestep.tracking.requests.parts import KEYS

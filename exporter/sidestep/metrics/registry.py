@@ -113,8 +113,9 @@ class Registry(ExposedEngines):
 
     def expire(self, now: float) -> None:
         """Pass on requests that have waited too long for a front end; expire silent engines and old steps."""
-        for engine, requests in [*self._request_trackers()]:
-            if requests.ended.release_overdue(now):
+        for engine in [*self.engines.values()]:
+            requests = engine.part(Trackers).requests
+            if requests is not None and requests.reports.release_overdue(now):
                 self.touch(engine)
         super().expire(now)
         if self.tracking.keeps_timeline:
@@ -132,14 +133,10 @@ class Registry(ExposedEngines):
 
     def release_requests(self) -> None:
         """Pass on all requests that wait for a front end, because the exporter ends."""
-        for _, requests in self._request_trackers():
-            requests.ended.release()
-
-    def _request_trackers(self) -> Iterator[tuple[Engine, RequestTracker]]:
         for engine in self.engines.values():
             requests = engine.part(Trackers).requests
             if requests is not None:
-                yield engine, requests
+                requests.reports.release()
 
     def sample_blocks(self, rate: float) -> None:
         """Track this share of KV blocks from now on."""
@@ -228,6 +225,7 @@ class Registry(ExposedEngines):
 
 
 def _by_tenant(engine: Engine) -> Iterator[dict[Key, Number]]:
+    """Yield the children of the families by tenant."""
     for row, children in zip(engine.layout.keyed, engine.keyed, strict=True):
         if row.own_labels[-1:] == (TENANT,):
             yield children

@@ -53,7 +53,6 @@ class NativeBuckets(msgspec.Struct, array_like=True, gc=False):
     """Counts of exponential buckets; with ``zeros`` they add up to the classic histogram's count.
 
     Attributes:
-        zeros: Observations in the zero bucket.
         indices: Indices of the buckets, in any order.
         counts: Count of each bucket, not cumulative.
         created: Unix time at which counting started; 0.0 where unknown.
@@ -111,8 +110,6 @@ class Head(msgspec.Struct, array_like=True, gc=False):
         engine: Description by the engine's front ends.
         core_info: Info metrics from the engine's core.
         scalars: Family of each scalar and, where the family has a label, its value.
-        histograms: Family of each histogram.
-        bounds: Bucket bounds of each histogram.
         keyed: Families whose label values are not known in advance.
     """
 

@@ -72,7 +72,6 @@ class EngineInfo(msgspec.Struct, array_like=True, gc=False):
     Attributes:
         id: Identity, stable over restarts and streams: namespace, model, rank.
         dialect: Catalogue that its items belong to, such as ``vllm``.
-        labels: Labels of all its series.
         info: Labels of info metrics by short name, such as ``cache_config``. A name that
             begins with ``core:`` comes from the engine's core; the front end's info of the
             same name takes precedence.
@@ -154,7 +153,6 @@ class Heartbeat(msgspec.Struct, array_like=True, gc=False, tag="b"):
 
     Attributes:
         head: Highest seq assigned.
-        ring_bytes: Bytes in the sender's ring.
         dropped: Items without a seq, because the queue was full or they could not be read.
         errors: Steps that could not be translated or encoded.
         folded: Items that were folded because the ring was full.
@@ -196,7 +194,6 @@ class Settings(msgspec.Struct, array_like=True, gc=False, frozen=True):
         kv_max_tracked: Maximum sampled blocks tracked at once, per engine.
         schemas: Schemas of native histograms by bucket family where the operator has set them;
             None: no native histograms.
-        objectives: Objectives that observations are compared with.
         lookup_key: Secret from which senders make the keys of blocks, so that engines that share a
             prefix send the same ones; empty: no lookups are wanted.
     """
@@ -285,7 +282,6 @@ def decode_from_sender(frame: bytes | memoryview) -> FromSender:
 
 
 def _named(path: re.Match[str]) -> str:
-    """Return the name of the field of an engine in a Hello."""
     return f"{EngineInfo.__struct_fields__[int(path[2])]} of engine {path[1]}"
 
 

@@ -447,7 +447,6 @@ OTHERWISE = Receiver._ask_for_hello
 
 
 def _table() -> list[list[tuple[_Action, StreamState]]]:
-    """Return action and next state by state and event."""
     table = [[(OTHERWISE, state) for _ in Event] for state in StreamState]
     for row in TRANSITIONS:
         for state in row.states:

@@ -56,7 +56,6 @@ class Identity(msgspec.Struct, array_like=True, gc=False, frozen=True):
         prefix: Hash of the id's ``id_prefix``; empty where the id is sent itself.
         salt: The cache salt, or its hash; empty: none.
         trace: The W3C ``traceparent``; empty: none.
-        priority: As the client gave it.
         labels: Labels that the client gave it, of those that the engine's administrator allows.
         join: Key that the engines share which compute a prompt and continue it, or its hash; empty: none.
     """
@@ -79,11 +78,9 @@ class Queued(msgspec.Struct, array_like=True, gc=False, tag=1):
     """The request entered the scheduler's queue.
 
     Attributes:
-        adapter: Its LoRA adapter, or empty.
         group: Number that the parallel samples of one prompt share; 0 for a single request.
         sample: Index of this sample, from 0.
         identity: None where the sender does not say whose request it is.
-        max_tokens: Limit on its output tokens.
         samples: Number of its prompt's parallel samples; 0: unknown.
         transfer: ``WHOLE``, ``HANDED_OVER`` or ``RECEIVED``.
     """
@@ -149,7 +146,6 @@ class Iteration(msgspec.Struct, array_like=True, gc=False, tag=4):
         started: Start of scheduling.
         stamp: Time at which its output was ready.
         wall: Unix time of ``stamp``.
-        outputs: Output by API server.
         scheduled: Requests of the batch; None if they are those with output, with as many tokens.
         tokens: Tokens scheduled for each request; empty if it is one each.
         kv_tokens: Tokens whose KV was computed before this step.

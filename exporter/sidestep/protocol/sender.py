@@ -100,7 +100,6 @@ class Sender:
     Attributes:
         reopen: True if the caller is to open a new connection.
         dropped: Items that could not be folded, or that the exporter refused.
-        folded: Items that were folded.
         seals: Number of times that folded items were queued to be sent.
         errors: Steps that could not be made into items; the caller counts them here.
         boot: Number of the exporter process that answered last.
@@ -321,7 +320,8 @@ class Sender:
         self._applied = ack.applied
         if self._unreadable:
             self._unreadable = False
-            self._replace_unreadable()
+            # By as many empty items: a gap in the seqs would make the receiver ask for them forever (S7).
+            self.dropped += self._ring.replace(self._applied, self._empty)
         self._acknowledge(ack, now)
 
     def _acknowledge(self, ack: Ack, now: float) -> None:
@@ -350,13 +350,6 @@ class Sender:
         elif nack.code != "need_hello":
             self._hello_at = now + HELLO_BACKOFF[1]
         self.reopen = True
-
-    def _replace_unreadable(self) -> None:
-        """Replace the frame that the exporter cannot read by as many empty items (S7).
-
-        A gap in the seqs would make the receiver ask for them forever.
-        """
-        self.dropped += self._ring.replace(self._applied, self._empty)
 
     def _empty(self, first: int, last: int) -> list[Chunk]:
         chunks: list[Chunk] = []
@@ -392,7 +385,6 @@ class Sender:
         self._append(first + len(items) - 1, Batch(self.incarnation, first, items))
 
     def _seal(self) -> None:
-        """Queue the folded items behind those that are queued already."""
         folded = self._folder.seal()
         self.seals += 1
         self._pending.append(folded)

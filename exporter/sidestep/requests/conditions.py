@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from sidestep.requests.record import RequestRecord
 
@@ -35,38 +35,22 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-class Term(NamedTuple):
-    """One comparison; it does not hold for an unknown value."""
-
-    field: str
-    holds: Callable[[Any, Any], bool]
-    value: str | float
-
-    def matches(self, record: RequestRecord) -> bool:
-        """Return whether the comparison holds."""
-        found = getattr(record, self.field)
-        return found is not None and self.holds(found, self.value)
-
-
-class Condition(NamedTuple):
-    """A condition: one of ``any_of`` holds if all of its terms hold."""
-
-    any_of: tuple[tuple[Term, ...], ...] = ()
-
-    def matches(self, record: RequestRecord) -> bool:
-        """Return whether the condition holds; the empty one always does."""
-        return not self.any_of or any(
-            all(term.matches(record) for term in terms) for terms in self.any_of
-        )
+Condition = Callable[[RequestRecord], bool]
+"""Returns whether a condition holds for a record; a comparison does not hold for an unknown value."""
 
 
 def parse(text: str) -> Condition:
-    """Return the condition in ``text``; ``and`` binds closer than ``or``."""
+    """Return the condition in ``text``; ``and`` binds closer than ``or``.
+
+    Raises:
+        ValueError: The text is no condition; it ends a line about the flag.
+    """
     alternatives = re.split(r"\s+or\s+", text.strip())
-    return Condition(tuple(tuple(map(_term, re.split(r"\s+and\s+", one))) for one in alternatives))
+    any_of = [[_term(term) for term in re.split(r"\s+and\s+", one)] for one in alternatives]
+    return lambda record: any(all(holds(record) for holds in terms) for terms in any_of)
 
 
-def _term(text: str) -> Term:
+def _term(text: str) -> Condition:
     found = _TERM.fullmatch(text)
     if found is None:
         raise ValueError(f"must be {FORM}, not {text.strip()!r}")
@@ -74,16 +58,26 @@ def _term(text: str) -> Term:
     if name in TEXTS:
         if sign not in ("=", "!="):
             raise ValueError(f"{name} is a text: compare it by = or !=")
-        return Term(name, _COMPARE[sign], value)
+        return _comparison(name, sign, value)
     if name in SECONDS:
         time = _TIME.fullmatch(value)
         if time is None:
             raise ValueError(f"{name} is a time: compare it with 2s, 350ms or 1m, not {value!r}")
-        return Term(SECONDS[name], _COMPARE[sign], float(time[1]) * _UNITS[time[2]])
+        return _comparison(SECONDS[name], sign, float(time[1]) * _UNITS[time[2]])
     if name not in NUMBERS:
         known = ", ".join((*SECONDS, *NUMBERS, *TEXTS))
         raise ValueError(f"{name!r} is no field; known are {known}")
     try:
-        return Term(name, _COMPARE[sign], float(value))
+        return _comparison(name, sign, float(value))
     except ValueError:
         raise ValueError(f"{name} is a number, not {value!r}") from None
+
+
+def _comparison(field: str, sign: str, value: str | float) -> Condition:
+    compare = _COMPARE[sign]
+
+    def holds(record: RequestRecord) -> bool:
+        found = getattr(record, field)
+        return found is not None and compare(found, value)
+
+    return holds

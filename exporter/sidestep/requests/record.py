@@ -238,14 +238,12 @@ def _decoded_until(ended: EndedRequest, request: Request) -> float | None:
 
 
 def _between(start: float | None, end: float | None) -> float | None:
-    """Return the interval if both ends are known and in order."""
     if start is None or end is None or end < start:
         return None
     return end - start
 
 
 def _mean_itl(request: Request) -> float | None:
-    """Return the time per output token after the first."""
     decode, more = _between(request.first, request.last), request.tokens - 1
     return decode / more if decode is not None and more > 0 else None
 

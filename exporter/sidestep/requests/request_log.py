@@ -15,11 +15,7 @@ import msgspec
 
 from sidestep.config.settings import Config
 from sidestep.errors import ConfigError
-from sidestep.metrics.ended_counter import (
-    TENANT_PARTS,
-    add_parts_of_tenant,
-    begin_parts_by_tenant,
-)
+from sidestep.metrics.ended_counter import TENANT_PARTS, add_parts_of_tenant, begin_parts_by_tenant
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.engine_state import Key, Number
 from sidestep.metrics.timeline import Timeline
@@ -27,12 +23,7 @@ from sidestep.protocol.limits import OTHER
 from sidestep.protocol.request_events import Identity
 from sidestep.requests.conditions import Condition, parse
 from sidestep.requests.log_file import line_sink
-from sidestep.requests.record import (
-    latencies,
-    make_record,
-    objectives_met,
-    output_tokens,
-)
+from sidestep.requests.record import latencies, make_record, objectives_met, output_tokens
 from sidestep.requests.record_output import LOST, MAX_PENDING, RecordOutput, Write
 from sidestep.requests.tenants import Tenants
 from sidestep.telemetry.logs import RateLimitedLog
@@ -64,7 +55,7 @@ class RequestLog:
     ) -> None:
         self.outputs = outputs
         self._metrics = metrics
-        self._condition = condition or Condition()
+        self._condition = condition or (lambda _: True)
         self._threshold = share * (1 << 32)
         self._wall = wall
         self._encoder = msgspec.json.Encoder()
@@ -86,7 +77,7 @@ class RequestLog:
     def add(self, engine: Engine, ended: EndedRequest) -> None:
         """Make the record of a request, if it is to have one."""
         record = make_record(engine, ended, self._wall())
-        if not self._condition.matches(record):
+        if not self._condition(record):
             return
         if zlib.crc32((record.id or record.key).encode()) >= self._threshold:
             return
@@ -190,13 +181,12 @@ class EngineRequests:
 
     def end(self, ended: EndedRequest) -> None:
         """Record a request that ended."""
+        tenant = "" if ended.request is None else ended.request.tenant
         if self._goodput and ended.is_service and ended.reason not in FAILED:
             met = objectives_met(self._engine, ended, latencies(ended))
             if all(met.values()):
-                tenant = "" if ended.request is None else ended.request.tenant
                 self._count_goodput(tenant, 1, output_tokens(ended))
         if self._parts_by_tenant is not None and ended.parts:
-            tenant = "" if ended.request is None else ended.request.tenant
             add_parts_of_tenant(self._parts_by_tenant, ended.parts, self._shown(tenant))
         if self._requests is not None:
             self._requests.add(self._engine, ended)

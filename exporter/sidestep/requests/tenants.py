@@ -15,31 +15,15 @@ LEAD = 2
 """A tenant replaces a shown one once it has this many times its requests."""
 
 
-def _by_salt(identity: Identity, _: str) -> str:
-    return identity.salt
-
-
-def _by_adapter(_: Identity, adapter: str) -> str:
-    return adapter
-
-
-def _by_priority(identity: Identity, _: str) -> str:
-    return str(identity.priority)
-
-
-def _by_id_prefix(identity: Identity, _: str) -> str:
-    return identity.prefix or id_prefix(identity.id)
-
-
 Rule = Callable[[Identity, str], str]
 """Function that returns the tenant of a request, of its identity and its adapter; empty: none."""
 HEADER = "header:"
 """Prefix of a rule by a label that the client gave its request."""
 RULES: dict[str, Rule] = {
-    "cache-salt": _by_salt,
-    "adapter": _by_adapter,
-    "priority": _by_priority,
-    "id-prefix": _by_id_prefix,
+    "cache-salt": lambda identity, _: identity.salt,
+    "adapter": lambda _, adapter: adapter,
+    "priority": lambda identity, _: str(identity.priority),
+    "id-prefix": lambda identity, _: identity.prefix or id_prefix(identity.id),
 }
 """Tenant of a request by value of ``--tenants.by``."""
 _UNKNOWN = Identity()
@@ -90,7 +74,6 @@ class Tenants:
 
     Args:
         by: One of ``RULES``, or ``header:NAME``.
-        limit: Most tenants that are shown.
         always: Tenants that are shown as long as the exporter runs; they count for the limit.
 
     Attributes:
@@ -126,11 +109,7 @@ class Tenants:
         return name
 
     def restore(self, requests: Mapping[str, int]) -> list[str]:
-        """Show the tenants that a snapshot's series have, and continue to count their requests.
-
-        Returns:
-            Those that do not fit.
-        """
+        """Show the tenants of a snapshot's series, and count on; return those that do not fit."""
         heaviest = sorted(requests, key=lambda name: (-requests[name], name))
         for name in heaviest:
             if name != OTHER and len(self._shown) < self._limit:

@@ -87,10 +87,7 @@ def public_of(secret: bytes) -> bytes:
 
 
 def generate(directory: Path, name: str) -> tuple[Path, Path]:
-    """Write a new pair, ``name.key`` and ``name.pub``, into ``directory``.
-
-    Returns:
-        The paths of the secret and of the public key.
+    """Write a new pair, ``name.key`` and ``name.pub``, into ``directory``; return both paths.
 
     Raises:
         ConfigError: A file exists already or cannot be written, or the name is invalid.

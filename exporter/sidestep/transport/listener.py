@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import zmq
 from zmq.utils import z85
@@ -104,20 +103,11 @@ EVENTS = (
 Socket = zmq.Socket[bytes]
 
 
-class Arrival(NamedTuple):
-    """One received message.
+Arrival = tuple[bytes, str, list[bytes]]
+"""A message's peer, the CURVE key of its connection (empty where none is required) and its frames.
 
-    Attributes:
-        key: CURVE key of the connection; empty where none is required.
-        frames: Frames of the message; a valid message has exactly one.
-    """
-
-    peer: bytes
-    key: str
-    frames: list[bytes]
-
-
-SKIPPING = Arrival(b"", "", [])
+A valid message has one frame."""
+SKIPPING: Arrival = (b"", "", [])
 """Returned while an overlong message is being skipped: call ``receive`` again."""
 
 
@@ -231,7 +221,7 @@ class IngestListener:
             with contextlib.suppress(zmq.ZMQError):
                 key = str(whole.get(USER))
         self._skipping = bool(more)
-        return Arrival(peer, key, [] if more else [frame])
+        return peer, key, [] if more else [frame]
 
     def _skip(self, socket: Socket) -> Arrival | None:
         """Skip the rest of a message with too many parts, and return the message after it."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sidestep.errors import ConfigError, WireError
-from sidestep.transport.addresses import IPC, TCP, is_host
+from sidestep.transport.addresses import IPC, TCP, host_and_port, is_host
 from sidestep.transport.connect_problems import (
     HANDSHAKE_FAILED,
     KEYS,
@@ -235,26 +235,13 @@ def _open(endpoint: str, attempt: int) -> tuple[socket.socket, Any]:
         return opened, endpoint.removeprefix(IPC)
     if not endpoint.startswith(TCP):
         raise ConfigError(f"endpoint {endpoint!r}: must begin with ipc:// or tcp://")
-    source, _, target = endpoint.removeprefix(TCP).rpartition(";")
-    host, port = _host_and_port(endpoint, target)
-    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    family, kind, protocol, _, address = addresses[attempt % len(addresses)]
-    opened = socket.socket(family, kind, protocol)
-    try:
-        opened.setblocking(False)
-        for option in _KEEPALIVE:
-            opened.setsockopt(*option)
-        if source:
-            opened.bind(_host_and_port(endpoint, source))
-    except OSError:
-        opened.close()
-        raise
-    return opened, address
-
-
-def _host_and_port(endpoint: str, address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    host = host.strip("[]")
+    host, port = host_and_port(endpoint)
     if not is_host(host) or not port.isdecimal() or int(port) >= 1 << 16:
         raise ConfigError(f"endpoint {endpoint!r}: must be tcp://HOST:PORT")
-    return host, int(port)
+    addresses = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+    family, kind, protocol, _, address = addresses[attempt % len(addresses)]
+    opened = socket.socket(family, kind, protocol)
+    opened.setblocking(False)
+    for option in _KEEPALIVE:
+        opened.setsockopt(*option)
+    return opened, address

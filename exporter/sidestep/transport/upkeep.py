@@ -14,11 +14,7 @@ from sidestep.errors import ConfigError
 from sidestep.telemetry.logs import RateLimitedLog
 from sidestep.telemetry.self_metrics import SelfMetrics
 from sidestep.transport.listener import IngestListener
-from sidestep.transport.process import (
-    lowest_free_descriptor,
-    open_files_limit,
-    trim,
-)
+from sidestep.transport.process import lowest_free_descriptor, open_files_limit, trim
 
 MIB = 1 << 20
 MARGIN = 4
@@ -44,18 +40,13 @@ class Watchdog:
 
     def must_cut(self) -> bool:
         """Read the memory in use, and return whether to close the socket now."""
-        resident = self._read()
-        self._note(resident)
-        if resident < self._hard:
-            self._limit = self._hard
+        resident = self._measure()
         return bool(self._hard) and resident >= self._limit
 
     def check_after_cut(self) -> None:
         """Check how much memory closing the socket has freed, and log it."""
-        resident = self._read()
-        self._note(resident)
+        resident = self._measure()
         if resident < self._hard:
-            self._limit = self._hard
             self._lines.warning(
                 "hard",
                 "memory reached limits.memory-hard, all connections were closed; %d MiB are in use now",
@@ -71,7 +62,8 @@ class Watchdog:
             resident // MIB,
         )
 
-    def _note(self, resident: int) -> None:
+    def _measure(self) -> int:
+        resident = self._read()
         full = bool(self._soft) and resident >= self._soft
         if full and not self.full:
             self._lines.warning(
@@ -80,6 +72,9 @@ class Watchdog:
                 resident // MIB,
             )
         self.full = full
+        if resident < self._hard:
+            self._limit = self._hard
+        return resident
 
 
 log = logging.getLogger(__name__)
@@ -102,6 +97,10 @@ minutes."""
 RETRY = 10.0
 """Seconds between attempts to bind an endpoint that another process uses; each attempt closes all
 connections."""
+REASONS = {
+    "flood": f"messages that are refused kept engines waiting for {FLOODED:.0f} s: all connections are closed",
+    "stolen": "the socket file of an ingest path was replaced or removed: binding it again",
+}
 
 
 class Upkeep:
@@ -184,18 +183,9 @@ class Upkeep:
             self._watchdog.check_after_cut()
         elif self._reason == "descriptors":
             self._note_descriptors()
-        elif self._reason == "flood":
-            self.note_arrival(now, found=False)
-            self._lines.warning(
-                "flood",
-                "messages that are refused kept engines waiting for %d s: all connections are closed",
-                FLOODED,
-            )
         elif self._reason:
-            self._lines.warning(
-                "stolen",
-                "the socket file of an ingest path was replaced or removed: binding it again",
-            )
+            self.note_arrival(now, found=False)
+            self._lines.warning(self._reason, REASONS[self._reason])
         self._reason = ""
         if now >= self._bound_at + PAUSE:
             self._bound_at = now

@@ -228,7 +228,8 @@ def test_a_hook_that_fails_is_the_last(bench: Bench, monkeypatch: pytest.MonkeyP
     """SGLang does not catch what a hook raises."""
     process = SimpleNamespace(limits=bench.recorder, deferred=bench.deferred)
     monkeypatch.setattr(plugin, "process", lambda: process)
-    hooks: dict[str, Any] = {name.rpartition(".")[2]: hook for name, hook in plugin.LIMITS.items()}
+    recording: dict[str, Any] = plugin.RECORDING
+    hooks = {name.rpartition(".")[2]: hook for name, hook in recording.items()}
     hooks["add_one_req"](SimpleNamespace(name="NO_TOKEN"), "adder", "request")
     hooks["can_schedule_lora_req"](False, "scheduler", "request", set())
     hooks["pause_generation"](None, "scheduler", "request")

@@ -153,12 +153,13 @@ def test_hooks_raise_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     failures: list[str] = []
     deferred = SimpleNamespace(fail=failures.append)
     recorder = Bench().recorder
-    own = SimpleNamespace(lookups=recorder, deferred=deferred)
+    own = SimpleNamespace(lookups=recorder, limits=None, deferred=deferred)
     monkeypatch.setattr(plugin, "process", lambda: own)
-    plugin._after_extend(None, object())
-    plugin._after_release(None, object(), object())
+    extend, release, clear, *_ = plugin.RECORDING.values()
+    extend(None, object())
+    release(None, object(), object())
     own.lookups = None
-    plugin._after_extend(None, object())
-    plugin._after_clear(None, object())
+    extend(None, object())
+    clear(None, object())
 
     assert len(failures) == 1

@@ -44,10 +44,9 @@ def encoded(value: object) -> bytes:
 @pytest.mark.parametrize("record", [RECORD, {**RECORD, "new": [1]}])
 def test_a_forward_pass_is_a_map(record: object) -> None:
     """SGLang and Dynamo send the same fields; later ones are ignored."""
-    found = records.decode_forward_pass(encoded(record), 5.0)
+    item, rank = records.decode_forward_pass(encoded(record), 5.0)
 
-    item = found.item
-    assert found.rank == 3
+    assert rank == 3
     assert item.stamp == 5.0
     assert msgspec.structs.asdict(item.scheduled) == SCHEDULED
     assert msgspec.structs.asdict(item.queued) == QUEUED
@@ -57,13 +56,14 @@ def test_a_forward_pass_is_a_map(record: object) -> None:
 
 def test_a_heartbeat_is_no_forward_pass() -> None:
     """Without work and time only its gauges count."""
-    idle = records.decode_forward_pass(encoded({"wall_time": 0.0, "scheduled_requests": {}}), 0.0)
-    unknown = records.decode_forward_pass(encoded({**RECORD, "wall_time": 0.0}), 0.0)
+    heartbeat = encoded({"wall_time": 0.0, "scheduled_requests": {}})
+    idle, rank = records.decode_forward_pass(heartbeat, 0.0)
+    unknown, _ = records.decode_forward_pass(encoded({**RECORD, "wall_time": 0.0}), 0.0)
 
-    assert idle.item.ran is None
-    assert idle.rank is None
-    assert unknown.item.ran is not None
-    assert unknown.item.ran.wall_times == []
+    assert idle.ran is None
+    assert rank is None
+    assert unknown.ran is not None
+    assert unknown.ran.wall_times == []
 
 
 @pytest.mark.parametrize(
@@ -87,14 +87,13 @@ def test_invalid_forward_passes_are_rejected(record: object, reason: str) -> Non
 
 def test_load_fields_are_read_by_position() -> None:
     """Older releases have fewer fields."""
-    found = records.decode_load(encoded(STAT), 5.0)
-    old = records.decode_load(encoded(STAT[:6]), 5.0)
+    item, *found = records.decode_load(encoded(STAT), 5.0)
+    old, *of_old = records.decode_load(encoded(STAT[:6]), 5.0)
 
-    item = found.item
     assert (item.running, item.waiting, item.num_tokens, item.max_tokens) == (1, 2, 30, 400)
     assert (item.waiting_uncached_tokens, item.total_tokens, item.max_running) == (6, 70, 8)
-    assert (found.rank, found.totals) == (5, Totals(1000, 2_000_000))
-    assert (old.rank, old.item.running, old.totals) == (5, 1, Totals())
+    assert found == [5, Totals(1000, 2_000_000)]
+    assert (old.running, of_old) == (1, [5, Totals()])
 
 
 @pytest.mark.parametrize(
@@ -108,11 +107,11 @@ def test_load_fields_are_read_by_position() -> None:
 )
 def test_totals_become_increases(before: Totals | None, tokens: int, seconds: float) -> None:
     """The first totals are the baseline; smaller ones are those of a restarted publisher."""
-    found = records.decode_load(encoded(STAT), 0.0)
-    records.add_increase(found.item, found.totals, before)
+    item, _, totals = records.decode_load(encoded(STAT), 0.0)
+    records.add_increase(item, totals, before)
 
-    assert found.item.prefill_uncached_tokens == tokens
-    assert found.item.prefill_busy_seconds == pytest.approx(seconds)
+    assert item.prefill_uncached_tokens == tokens
+    assert item.prefill_busy_seconds == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from sidestep.engines.sglang import request_rows
 from sidestep.engines.sglang.rows import QUEUES, ROUTING_KEY_BOUNDS, ROUTING_KEYS
 from sidestep.engines.sglang.wire import QueueCount, SglangRequest, SglangRequests, SglangStats
 from sidestep.engines.shared_rows import SERVICE_HANDLERS
-from sidestep.engines.tenant_counters import TenantCounters, Total
+from sidestep.engines.tenant_counters import TenantCounters
 from sidestep.metrics.ended_counter import ended_counter
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.engine_state import Number
@@ -26,7 +26,6 @@ from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.registry import Registry
 from sidestep.metrics.self_described import add_samples
-from sidestep.metrics.trackers import Trackers
 from sidestep.protocol.cache_lookups import CacheLookups
 from sidestep.protocol.limits import OTHER
 from sidestep.protocol.messages import DECODE, PREFILL
@@ -42,46 +41,33 @@ _BUCKETS = [
     (str(above), str(upto))
     for above, upto in zip((0, *ROUTING_KEY_BOUNDS), (*ROUTING_KEY_BOUNDS, "+Inf"), strict=True)
 ]
-PROMPT, CACHED = "sglang:prompt_tokens_total", "sglang:cached_tokens_total"
-
-
-def _computed(engine: Engine) -> Number | None:
-    prompt = _own_total(engine, PROMPT)
-    # A counter is not negative, whatever a sender has counted.
-    return None if prompt is None else max(prompt - (_own_total(engine, CACHED) or 0), 0)
-
-
-def _own(family: str) -> Total:
-    return lambda engine: _own_total(engine, family)
-
-
-def _unless(role: str, total: Total) -> Total:
-    """Return a reader of a counter that engines of ``role`` leave to the others."""
-
-    def read(engine: Engine) -> Number | None:
-        found = total(engine)
-        return found if found is None or engine.role != role else 0
-
-    return read
-
-
-def _transferred(engine: Engine) -> Number | None:
-    prompt = _own_total(engine, PROMPT)
-    return prompt if prompt is None or engine.role == DECODE else 0
-
-
-_TOTALS: Mapping[str, Total] = {
-    "ended": _unless(PREFILL, _own("sglang:num_requests_total")),
-    "failed": _unless(PREFILL, _own("sglang:num_aborted_requests_total")),
-    "computed": _unless(DECODE, _computed),
-    "cached": _unless(DECODE, _own(CACHED)),
-    "transferred": _transferred,
-    "generated": _unless(PREFILL, _own("sglang:generation_tokens_total")),
-}
-"""The service's part of the tokenizer's own counters, to which the counters by tenant add up.
+OWN_COUNTERS = tuple(
+    f"sglang:{name}_total"
+    for name in (
+        "num_requests", "num_aborted_requests", "prompt_tokens", "cached_tokens", "generation_tokens"
+    )
+)  # fmt: skip
+OF_OTHERS = {PREFILL: ("ended", "failed", "generated"), DECODE: ("computed", "cached")}
+"""What engines of a role leave to the others.
 
 All requests of an engine for decode come with the KV of another engine, which has counted their prompts.
 """
+
+
+def _totals(engine: Engine) -> dict[str, Number | None]:
+    """Return the service's part of the tokenizer's own counters, to which those by tenant add up."""
+    ended, failed, prompt, cached, generated = (_own_total(engine, name) for name in OWN_COUNTERS)
+    totals = {
+        "ended": ended,
+        "failed": failed,
+        # A counter is not negative, whatever a sender has counted.
+        "computed": None if prompt is None else max(prompt - (cached or 0), 0),
+        "cached": cached,
+        "transferred": prompt if prompt is None or engine.role == DECODE else 0,
+        "generated": generated,
+    }
+    of_others = OF_OTHERS.get(engine.role, ())
+    return {name: 0 if name in of_others and n is not None else n for name, n in totals.items()}
 
 
 class SglangHandlers(Handlers):
@@ -101,18 +87,12 @@ class SglangHandlers(Handlers):
         self._keys = [(name, layout.handler_slot(f"routing_keys:{name}")) for name in ROUTING_KEYS]
         self._ended = layout.handled[request_rows.ENDED]
         self._service = layout.handled[SERVICE_HANDLERS[0]]
-        self.tenants = TenantCounters(layout, registry, _TOTALS)
+        self.tenants = TenantCounters(layout, registry, _totals)
         self.appliers = {
             SglangStats: self._stats,
             SglangRequests: self._requests,
             CacheLookups: LookupCounters(layout, registry).apply,
         }
-
-    def abandon_blocks(self, engine: Engine) -> None:
-        """Forget the blocks of earlier lookups, which later ones do not continue."""
-        lookups = engine.part(Trackers).lookups
-        if lookups is not None:
-            lookups.restart()
 
     def _stats(self, engine: Engine, item: SglangStats) -> None:
         if not is_fresh(engine, item.stamp):
@@ -165,7 +145,6 @@ class SglangHandlers(Handlers):
                 sink.lose(item.unseen)
 
     def _end(self, engine: Engine, sink: RequestSink | None, ended: EndedRequest) -> None:
-        """Count a request, and pass it on."""
         self.registry.add(engine, self._ended, ended.reason, 1)
         if ended.is_service:
             self.registry.add(engine, self._service, ended.reason, 1)
@@ -184,9 +163,9 @@ class SglangHandlers(Handlers):
 
 def update_service(engine: Engine) -> None:
     """Compute the service's tokens from those that a tokenizer has counted."""
+    totals = _totals(engine)
     for field, slot in _service_slots(engine.layout).items():
-        total = _TOTALS[field](engine)
-        if total is not None:
+        if (total := totals[field]) is not None:
             engine.values[slot] = total
 
 
@@ -202,7 +181,8 @@ def availability_counts(engine: Engine) -> AvailabilityCounts | None:
 
     SGLang counts aborted requests among those that finished.
     """
-    finished, aborted = (_TOTALS[name](engine) for name in ("ended", "failed"))
+    totals = _totals(engine)
+    finished, aborted = totals["ended"], totals["failed"]
     if finished is None and aborted is None:
         return None
     return max((finished or 0) - (aborted or 0), 0), aborted or 0
@@ -285,7 +265,7 @@ def _parts(each: SglangRequest, role: str) -> dict[str, float] | None:
 
 
 def _count(counts: TenantCounts, each: SglangRequest, request: Request, role: str) -> None:
-    """Count a request for its tenant as ``_TOTALS`` do: its tokens only if the engine has counted them."""
+    """Count a request for its tenant as ``_totals`` does: its tokens only if the engine has counted them."""
     if each.counted and role == DECODE:
         counts.transferred += each.prompt_tokens
     elif each.counted:

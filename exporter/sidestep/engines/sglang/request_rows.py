@@ -12,7 +12,6 @@ from sidestep.engines.row_builders import counter
 from sidestep.engines.sglang.collectors import TOKENIZER as _T
 
 ENDED = "ended_requests"
-"""Handler of the requests that ended."""
 ENDED_REQUESTS = "sidestep_ended_requests_total"
 REASONS = ("stop", "length", "abort", "error", "refused")
 _BUCKETS = "sglang_time_to_first_token", "sglang_e2e_request_latency"
@@ -72,11 +71,10 @@ REQUESTS: tuple[Row, ...] = (
         closed=REASONS,
         shared=_T.shared,
     ),
-    *shared_rows.service(REASONS, _BUCKETS, _T.shared),
-    *shared_rows.request_parts(_T.shared),
-    *shared_rows.goodput(_T.shared),
-    *shared_rows.tenants(_T.shared),
-    *shared_rows.cost(_T.shared),
+    *shared_rows.service(REASONS, _BUCKETS, shared=_T.shared),
+    *shared_rows.request_parts(shared=_T.shared),
+    *shared_rows.goodput(shared=_T.shared),
+    *shared_rows.tenants(shared=_T.shared),
+    *shared_rows.cost(shared=_T.shared),
 )
 HANDLED = frozenset(row.source.name for row in REQUESTS if isinstance(row.source, Handler))
-"""Handlers of ``REQUESTS``."""

@@ -39,7 +39,6 @@ QUEUES = (
 )
 """Fields of the stats that count requests in total and by priority."""
 ROUTING_KEYS = ("routing_key_running_req_counts", "routing_key_all_req_counts")
-"""Fields that have one number per routing key."""
 HITS = ("device_hit", "host_hit", "storage_hit")
 """Modes of prompt tokens whose KV was found in a cache."""
 _scheduler_gauge = functools.partial(gauge, shared=SCHEDULER.shared, mirrored=True)
@@ -195,5 +194,4 @@ COMMON: tuple[Row, ...] = (
     SCHEDULER.common("sidestep_prefix_cache_found_tokens_total",
                      FeedsFrom("sglang:prefill_effective_tokens_total", HITS)),
 )
-"""Sources of the families that have the same names for all engines."""
 # fmt: on

@@ -62,11 +62,7 @@ def _since(version: str, *rows: Row) -> tuple[Row, ...]:
 
 def _deprecated(row: Row, successor: str) -> Row:
     return dataclasses.replace(
-        row,
-        status="deprecated",
-        successor=successor,
-        closed=TRANSFER_TYPES,
-        feature="kv_offload",
+        row, status="deprecated", successor=successor, closed=TRANSFER_TYPES, feature="kv_offload"
     )
 
 

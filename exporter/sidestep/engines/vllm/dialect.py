@@ -7,12 +7,7 @@ from sidestep.catalog.prices import PRICED
 from sidestep.engines import shared_rows
 from sidestep.engines.dialect import Dialect
 from sidestep.engines.vllm import connector_rows, legacy_rows, own_rows, rows
-from sidestep.engines.vllm.handlers import (
-    COMPUTED,
-    VllmHandlers,
-    availability_counts,
-    kv_capacity,
-)
+from sidestep.engines.vllm.handlers import COMPUTED, VllmHandlers, availability_counts, kv_capacity
 from sidestep.engines.vllm.service_counters import update_service
 from sidestep.engines.vllm.wire import NEEDED_BY, VllmRejection, VllmSleep, VllmStep
 from sidestep.protocol.block_events import BlockEvents

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import ClassVar
 
 from sidestep.catalog.layout import Layout
 from sidestep.catalog.slo import SLO_REQUESTS, SLO_UNDECIDED
-from sidestep.engines import lookup_counters, tenant_counters
+from sidestep.engines import lookup_counters, shared_rows, tenant_counters
 from sidestep.engines.handlers import Handlers, increase
 from sidestep.engines.lookup_counters import LookupCounters
-from sidestep.engines.shared_rows import (
-    RECEIVED_PROMPT,
-    SERVICE_GENERATED,
-    SERVICE_HANDLERS,
-    SERVICE_PROMPT,
-    SERVICE_REQUESTS,
-)
-from sidestep.engines.tenant_counters import TenantCounters, Total
+from sidestep.engines.tenant_counters import ReadTotals, TenantCounters
 from sidestep.engines.vllm.rows import E2E, TTFT
 from sidestep.engines.vllm.service_counters import service_counters
 from sidestep.engines.vllm.wire import FrontEndLatencies
 from sidestep.metrics.ended_counter import REQUEST_PARTS, SERVICE_E2E, SERVICE_TTFT, TENANT_PARTS
 from sidestep.metrics.engine import Engine
-from sidestep.metrics.engine_state import Number
 from sidestep.metrics.exemplars import exemplar
 from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.recent_steps import RecentSteps
@@ -43,29 +35,27 @@ from sidestep.tracking.requests.machine import check as check_events
 from sidestep.tracking.requests.outcomes import Outcomes, TracedLatency
 
 FAILED = ("abort", "error")
-"""Finish reasons that count as failures."""
 
 
-def tenant_totals(layout: Layout) -> Mapping[str, Total]:
-    """Return readers of the service's counters by field of ``TenantCounts``."""
-    ends, sources = layout.find(SERVICE_REQUESTS), layout.find(SERVICE_PROMPT)
-    received = layout.find(RECEIVED_PROMPT)
-    return {
-        "ended": _sum_of(ends.slots),
-        "failed": _sum_of([ends.slots[ends.row.closed.index(reason)] for reason in FAILED]),
-        "computed": _sum_of(sources.slots[:1]),
-        "cached": _sum_of(sources.slots[1:2]),
-        "transferred": _sum_of([received.slots[received.row.closed.index("external_kv_transfer")]]),
-        "generated": _sum_of(layout.find(SERVICE_GENERATED).slots),
-        "held_micros": _sum_of(layout.find("sidestep_kv_block_seconds_total").slots),
+def tenant_totals(layout: Layout) -> ReadTotals:
+    """Return a reader of the service's counters."""
+    ends, sources = (
+        layout.find(shared_rows.SERVICE_REQUESTS),
+        layout.find(shared_rows.SERVICE_PROMPT),
+    )
+    received = layout.find(shared_rows.RECEIVED_PROMPT)
+    found: Mapping[str, Sequence[int]] = {
+        "ended": ends.slots,
+        "failed": [ends.slots[ends.row.closed.index(reason)] for reason in FAILED],
+        "computed": sources.slots[:1],
+        "cached": sources.slots[1:2],
+        "transferred": [received.slots[received.row.closed.index("external_kv_transfer")]],
+        "generated": layout.find(shared_rows.SERVICE_GENERATED).slots,
+        "held_micros": layout.find("sidestep_kv_block_seconds_total").slots,
     }
-
-
-def _sum_of(slots: Sequence[int]) -> Callable[[Engine], Number]:
-    def total(engine: Engine) -> Number:
-        return sum(engine.values[slot] or 0 for slot in slots)
-
-    return total
+    return lambda engine: {
+        field: sum(engine.values[slot] or 0 for slot in slots) for field, slots in found.items()
+    }
 
 
 FRONT_END_LATENCIES = ("ttft", "e2e")
@@ -88,7 +78,7 @@ class EventHandlers(Handlers):
         "goodput_requests", "goodput_tokens", "tenant_goodput_requests", "tenant_goodput_tokens",
         "front_end_hop", "longest_preemption", "refused_requests", "requests_by_state",
         "step_limit_seconds", "steps_by_limit", "untracked_requests", REQUEST_PARTS, TENANT_PARTS, COST,
-        SERVICE_TTFT, SERVICE_E2E, *SERVICE_HANDLERS,
+        SERVICE_TTFT, SERVICE_E2E, *shared_rows.SERVICE_HANDLERS,
         *tenant_counters.HANDLERS, *lookup_counters.HANDLERS,
     }  # fmt: skip
 
@@ -128,17 +118,14 @@ class EventHandlers(Handlers):
         self._block_counters = {
             name: layout.handler_slot(handler) for name, handler in BLOCK_COUNTERS.items()
         }
-        """Slots by the name in ``BlockObservations``."""
 
     def _requests(self, engine: Engine, item: RequestEvents) -> None:
-        if engine.part(Trackers).requests is None:
-            # Reject a malformed item before the registry creates a tracker for it.
-            check_events(item)
+        check_events(item)
         tracker = self.registry.requests_of(engine)
         tracker.block_size = engine.block_size
         tracker.outputs.role, tracker.outputs.block_size = engine.role, engine.block_size
         tracker.outputs.external_is_cached = engine.external_is_cached
-        reports = tracker.ended.reports
+        reports = tracker.reports
         reports.expected = bool(engine.feeds.front_ends)
         outcomes = tracker.apply(item)
         if reports.expected:
@@ -186,7 +173,6 @@ class EventHandlers(Handlers):
         steps.held_tokens = 0
 
     def _exemplify(self, engine: Engine, traced: Iterable[TracedLatency]) -> None:
-        """Keep exemplars of observations that were made."""
         for latency, seconds, wall, trace in traced:
             one = exemplar(seconds, wall, trace)
             if one is not None:
@@ -237,13 +223,13 @@ class EventHandlers(Handlers):
                     if (trace := traces.find(at - seconds))
                 ],
             )
-        live, reports = tracker.requests.live, tracker.ended.reports
+        live, reports = tracker.requests.live, tracker.reports
         self._observe_hops(engine, [reports.first_token(at - ttft, at, live) for ttft in waited])
         ended, queues = latencies.e2e_latencies, latencies.queue_times
         for e2e, queue in zip(
             ended, queues if len(queues) == len(ended) else repeat(None), strict=False
         ):
-            tracker.ended.end_reported(at - e2e, at, queue)
+            reports.end_reported(at - e2e, at, queue)
 
     def _observe_hops(self, engine: Engine, hops: Iterable[float | None]) -> None:
         histogram = engine.histogram(self._hop)
@@ -269,8 +255,7 @@ class EventHandlers(Handlers):
         if trackers.blocks is not None:
             increase(engine, self._block_counters["abandoned"], trackers.blocks.tracked)
             trackers.blocks = None
-        if trackers.lookups is not None:
-            trackers.lookups.restart()
+        super().abandon_blocks(engine)
 
     def update_states(self, engine: Engine, running: int, waiting: int, deferred: int) -> None:
         """Update requests by state; the scheduler's own counts include preempted ones in waiting."""
@@ -300,7 +285,6 @@ class EventHandlers(Handlers):
 
 
 def _slots_of(layout: Layout, family: str) -> list[int]:
-    """Return the slots of all histograms that have the observations of ``family``."""
     source = layout.find(family).row.source
     return [
         assignment.slots[0]

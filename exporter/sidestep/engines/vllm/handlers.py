@@ -131,7 +131,6 @@ class VllmHandlers(EventHandlers):
             self._replace_adapters(engine, stats, wall)
 
     def _replace_adapters(self, engine: Engine, stats: SchedulerStats, wall: float) -> None:
-        """Replace the series of LoRA adapters by those of the current adapters."""
         requests = engine.keyed[self._lora_requests]
         combination = engine.keyed[self._lora]
         now = _adapters(engine, stats)
@@ -164,13 +163,11 @@ class VllmHandlers(EventHandlers):
             engine.values[slot] = int(bool(item.sleep) and item.level == level)
 
     def _reject(self, engine: Engine, item: VllmRejection) -> None:
-        """Count a request that the front end rejected."""
         self.registry.add(engine, self._rejection, item.reason, 1)
         self.registry.add(engine, self._refused, item.reason, 1)
 
 
 def _adapters(engine: Engine, stats: SchedulerStats) -> Mapping[tuple[str, str], int]:
-    """Return the requests by adapter and state."""
     tracker = engine.part(Trackers).requests
     if tracker is not None:
         # Counts from the scheduler's events include queued requests, and list an adapter

@@ -10,20 +10,8 @@ from __future__ import annotations
 import functools
 
 from sidestep.catalog.row import Computed, Handler, Row, Sampled
+from sidestep.engines import shared_rows
 from sidestep.engines.row_builders import SampledRows, counter, gauge, histogram
-from sidestep.engines.shared_rows import (
-    MAX_RUNNING_REQUESTS,
-    RECEIVED_PROMPT,
-    REFUSED_OBSERVATIONS,
-    backlog,
-    cost,
-    goodput,
-    request_parts,
-    saturation,
-    service,
-    step_limits,
-    tenants,
-)
 from sidestep.engines.vllm.rows import ADMISSION_REASONS, PROMPT_SOURCES
 from sidestep.metrics.registry import TENANT
 from sidestep.protocol.iteration_stats import FINISH_REASONS
@@ -91,7 +79,7 @@ _COLLECTED: tuple[Row, ...] = (
     gauge("sidestep_lora_requests", Handler("lora_requests"),
           "Requests by LoRA adapter and state; requests in the scheduler's queue count only with"
           " the tap in the engine's core.", own=("adapter", "state"), feature="lora"),
-    gauge(MAX_RUNNING_REQUESTS, Computed("max_running_requests"),
+    gauge(shared_rows.MAX_RUNNING_REQUESTS, Computed("max_running_requests"),
           "Most requests in the batch (vLLM's max_num_seqs)."),
     gauge("sidestep_startup_seconds", Sampled(),
           "Duration of the engine's start, by phase: core, from the start of the core's process"
@@ -99,14 +87,15 @@ _COLLECTED: tuple[Row, ...] = (
           " torch.compile within it, in the slowest worker; front_end, from the start of the front"
           " end's process until its engines were ready. Phases overlap: they do not add up.",
           own=("phase",), combine="max"),
-    *service(FINISH_REASONS, ("time_to_first_token", "request_latency"), feature=REQUEST_EVENTS),
+    *shared_rows.service(FINISH_REASONS, ("time_to_first_token", "request_latency"),
+                         feature=REQUEST_EVENTS),
     counter(HANDED_OVER_REQUESTS, "handed_over[].finish_reason",
             "Requests that only computed their prompt, by reason: another engine continues and counts"
             " them.", own=("reason",), closed=FINISH_REASONS, feature="kv_transfer"),
     counter(HANDED_OVER_TOKENS, "handed_over_tokens",
             "Tokens generated for the requests in sidestep_handed_over_requests_total, which the other"
             " engine generates again.", feature="kv_transfer"),
-    counter(RECEIVED_PROMPT,
+    counter(shared_rows.RECEIVED_PROMPT,
             {"local_compute": "received.computed", "local_cache_hit": "received.local_cache_hit", "external_kv_transfer": "received.external_kv_transfer"},
             "Prompt tokens that another engine has computed and counts, by where their KV came from"
             " here; local_compute is computed again, such as after a failed transfer.",
@@ -114,9 +103,9 @@ _COLLECTED: tuple[Row, ...] = (
     counter("sidestep_local_prefills_total", "local_prefills",
             "Prompts that another engine had computed, and that this engine computed again, since none"
             " of their KV was transferred.", feature="kv_transfer"),
-    *cost(),
-    *saturation(),
-    REFUSED_OBSERVATIONS,
+    *shared_rows.cost(),
+    *shared_rows.saturation(),
+    shared_rows.REFUSED_OBSERVATIONS,
 )
 TAPPED: tuple[Row, ...] = (
     # The scheduler's state.
@@ -135,8 +124,8 @@ TAPPED: tuple[Row, ...] = (
             " because no exporter was connected. Reason samples: some of a request's parallel"
             " samples may be missing, so their number is in no histogram.", own=("reason",),
             closed=UNTRACKED, feature=REQUEST_EVENTS),
-    *request_parts(feature=REQUEST_EVENTS),
-    *goodput(feature=REQUEST_EVENTS),
+    *shared_rows.request_parts(feature=REQUEST_EVENTS),
+    *shared_rows.goodput(feature=REQUEST_EVENTS),
     counter("sidestep_kv_block_seconds_total", "held_micros",
             "KV blocks that requests held, times the seconds for which they were in the batch;"
             " counted when a request leaves it. A block that requests share counts for each.",
@@ -144,7 +133,7 @@ TAPPED: tuple[Row, ...] = (
     counter("sidestep_tenant_kv_block_seconds_total", Handler("tenant_kv_block_seconds"),
             "KV blocks that requests held, times the seconds for which they were in the batch, by"
             " tenant.", own=(TENANT,), unit_divisor=MICROS, feature=REQUEST_EVENTS),
-    *tenants(feature=REQUEST_EVENTS),
+    *shared_rows.tenants(feature=REQUEST_EVENTS),
     histogram("sidestep_request_preempted_seconds", "preempted_seconds[]",
               "Time from a request's preemption until it was scheduled again or aborted.",
               buckets="request_latency", feature=REQUEST_EVENTS),
@@ -165,8 +154,8 @@ TAPPED: tuple[Row, ...] = (
     histogram("sidestep_aborted_request_duration_seconds", "aborted[].seconds",
               "Time from an aborted request's entry into the queue to its abort.",
               buckets="request_latency", feature=REQUEST_EVENTS),
-    *backlog(Computed("waiting_prompt_tokens"), Computed("unfinished_prefill_tokens"),
-             feature=ENGINE_CORE),
+    *shared_rows.backlog(Computed("waiting_prompt_tokens"), Computed("unfinished_prefill_tokens"),
+                         feature=ENGINE_CORE),
     # KV for other engines.
     gauge("sidestep_kv_held_requests", Sampled(),
           "Requests that have ended, and whose KV is held until another engine has fetched it.",
@@ -177,8 +166,8 @@ TAPPED: tuple[Row, ...] = (
           "Longest time for which one of the requests in sidestep_kv_held_requests has been held.",
           feature="kv_transfer", combine="max"),
     # Engine steps.
-    *step_limits(Handler("step_limit_seconds"), Handler("steps_by_limit"), unit_divisor=MICROS,
-                 feature=ENGINE_CORE),
+    *shared_rows.step_limits(Handler("step_limit_seconds"), Handler("steps_by_limit"),
+                             unit_divisor=MICROS, feature=ENGINE_CORE),
     _histogram("sidestep_iteration_interval_seconds", "steps[].interval",
                "Time from the output of one iteration to the output of the next, including idle"
                " time.", buckets="iteration_duration"),

@@ -228,5 +228,4 @@ COMMON: tuple[Row, ...] = (
     common_row("sidestep_prefix_cache_looked_up_tokens_total", _PREFIX + "queries"),
     common_row("sidestep_prefix_cache_found_tokens_total", _PREFIX + "hits"),
 )
-"""Sources of the families that have the same names for all engines."""
 # fmt: on

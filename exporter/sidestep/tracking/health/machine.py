@@ -26,7 +26,6 @@ _COMPILER = re.compile(
 )
 """Frames of a thread that compiles kernels, as any request may require; compiled code has none."""
 ON_PURPOSE = frozenset({STARTING, ASLEEP, PAUSED})
-"""Conditions in which an engine makes no progress on purpose."""
 
 
 class _Doubt(NamedTuple):
@@ -115,7 +114,9 @@ class HealthTracker:
         if presence is not Presence.CONNECTED:
             self._stall = None
             return Health(_ABSENT[presence])
-        cores, front_ends = _divide(reports)
+        # A process without a role runs no steps, such as a front end of an engine whose core has no tap.
+        cores = [report for report in reports if report.process.role == CORE]
+        front_ends = [report for report in reports if report.process.role != CORE]
         # The core may not have received all requests that a front end has accepted.
         counts = [sum(each.progress.unfinished for each in side) for side in (cores, front_ends)]
         unfinished = max(counts) if reports else None
@@ -180,7 +181,9 @@ class HealthTracker:
         doubts = []
         for report in front_ends:
             progress, times = report.progress, report.times
-            if (age := report.grown(progress.step_age, now)) is None or _is_standing(progress):
+            age = report.grown(progress.step_age, now)
+            # A blocked event loop of its own is why a front end gets no answer.
+            if age is None or (progress.loop_age or 0.0) >= OVERDUE:
                 continue
             limit = limits.waiting
             if not cores:
@@ -212,15 +215,6 @@ _ABSENT = {
 }
 
 
-def _divide(reports: Sequence[_Report]) -> tuple[list[_Report], list[_Report]]:
-    """Return the reports of processes that run steps, and of those that wait for answers.
-
-    A process without a role runs no steps, such as a front end of an engine whose core has no tap.
-    """
-    cores = [report for report in reports if report.process.role == CORE]
-    return cores, [report for report in reports if report.process.role != CORE]
-
-
 def _conditions(
     cores: Sequence[_Report], front_ends: Sequence[_Report], limits: Thresholds
 ) -> set[str]:
@@ -245,11 +239,6 @@ def _longest_silence(report: _Report, limits: Thresholds) -> float:
     """Return the seconds for which a process, or its event loop, may do nothing."""
     # Loading, compiling and moving weights may hold Python's lock for long.
     return limits.most if report.progress.condition in ON_PURPOSE else limits.waiting
-
-
-def _is_standing(progress: Progress) -> bool:
-    """Return whether a front end gets no answer because its own event loop is blocked."""
-    return progress.loop_age is not None and progress.loop_age >= OVERDUE
 
 
 def _loop_doubts(front_ends: Sequence[_Report], limits: Thresholds, now: float) -> list[_Doubt]:

@@ -24,7 +24,6 @@ from sidestep.tracking.kv_blocks.tracker import (
     Sampling,
 )
 
-KINDS = {"stored", "removed", "cleared", "begun", "lost"}
 ALL = 1 << 64
 MASK = ALL - 1
 FIRST, SHIFT, SECOND = 0x9E3779B97F4A7C15, 0x2545F4914F6CDD1D, 0xD6E8FEB86659FD93
@@ -38,7 +37,6 @@ class _Block(msgspec.Struct, gc=False):
     """A hash in a medium.
 
     Attributes:
-        birth: Stamp at which it was stored.
         hit: Stamp of the last hit with a known time.
     """
 
@@ -59,8 +57,6 @@ class _Medium:
 
 def check(changes: list[CacheChange]) -> None:
     """Reject changes that are invalid in any state of the cache."""
-    if {change.kind for change in changes} - KINDS:
-        raise WireError("bad_item", "an unknown kind of cache event")
     if sum(len(change.hashes) for change in changes) > MAX_HASHES:
         raise WireError("too_big", "more hashes than an item may have")
     if not all(is_printable(change.medium) for change in changes):
@@ -139,13 +135,11 @@ class CachedBlocks(BlockTracker):
 
     def _clear(self, name: str) -> None:
         """Drop the blocks of one medium, or of all media if ``name`` is empty."""
-        for medium_name in [name] if name else [*self._out.surplus]:
-            self._out.surplus.pop(medium_name, None)
-        named = [self._media[name]] if name in self._media else []
-        for medium in named if name else self._media.values():
-            if medium.blocks:
-                self.tracked -= len(medium.blocks)
-                medium.blocks = {}
+        for each in [name] if name else {*self._media, *self._out.surplus}:
+            self._out.surplus.pop(each, None)
+            if each in self._media:
+                self.tracked -= len(self._media[each].blocks)
+                self._media[each].blocks = {}
         if name in {"", FIRST_MEDIUM}:
             # A larger cache would have been cleared, too.
             self._removed = LruStack()
@@ -230,7 +224,6 @@ class CachedBlocks(BlockTracker):
             self._removed.drop_oldest()
 
     def _of(self, name: str) -> CachedObservations:
-        """Return the observations of one medium."""
         observed = self._out.cached.get(name)
         if observed is None:
             observed = self._out.cached[name] = CachedObservations()

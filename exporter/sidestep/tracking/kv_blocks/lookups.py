@@ -121,6 +121,7 @@ class LookupTracker:
     """Lookups of one engine's requests.
 
     Attributes:
+        shared: The cache that the engine would share with others of its model; None: it is alone.
         summary: The curve in a few numbers, as of the last reading; None before the first.
         now: Seconds of the latest event. It stands still between two sources, whose clocks may differ.
     """
@@ -133,30 +134,24 @@ class LookupTracker:
         self.half_life = settings.half_life
         self._source: int | None = None
         self._keys: dict[int, list[int]] = {}
-        """Keys of each running request."""
         self._held = 0
         self.now = 0.0
         self._known_since = 0.0
         """Time from which on an unknown block counts as cold."""
         self._rounded = {reason: Diffusion() for reason in REASONS}
         self._blocks = Diffusion()
-        self._shared: SharedCache | None = None
+        self.shared: SharedCache | None = None
         self._shift = 0.0
         """Difference between ``now`` and the clock of the source."""
         self._offset: float | None = None
         """Difference between the time of the shared cache and ``now``; None before its first event."""
 
-    @property
-    def shared(self) -> SharedCache | None:
-        """The cache that the engine would share with others of its model; None: it is alone."""
-        return self._shared
-
     def share(self, cache: SharedCache | None) -> None:
         """Join a shared cache, or leave it."""
-        if cache is self._shared:
+        if cache is self.shared:
             return
         self._abandon_shared()
-        self._shared, self._offset = cache, None
+        self.shared, self._offset = cache, None
 
     def apply(self, item: CacheLookups) -> LookupObservations:
         """Track the lookups of an item that ``check`` accepts."""
@@ -187,13 +182,13 @@ class LookupTracker:
 
     def _abandon_shared(self) -> None:
         """Release the blocks of the shared cache that this engine's requests hold."""
-        if self._shared is not None:
+        if self.shared is not None:
             for keys in self._keys.values():
-                self._shared.abandon(keys)
+                self.shared.abandon(keys)
 
     def _caches(self) -> list[tuple[ReuseTracker, float]]:
         """Return the trackers of the engine's own cache and of the shared one, each with its time."""
-        own, shared = (self.reuse, self.now), self._shared
+        own, shared = (self.reuse, self.now), self.shared
         if shared is None:
             return [own]
         if self._offset is None:

@@ -30,7 +30,6 @@ class _Block(msgspec.Struct, gc=False):
     """A physical block from one allocation to the next.
 
     Attributes:
-        birth: Stamp of the allocation.
         weight: Blocks that it stands for.
         hits: Packed as ``_HITS``, which takes 73 bytes; objects would take 164.
     """

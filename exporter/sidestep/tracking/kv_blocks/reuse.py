@@ -303,7 +303,6 @@ class ReuseTracker:
         *,
         is_held: bool,
     ) -> None:
-        """Add a block that missed to its reason."""
         if is_held:
             misses.in_progress += weight
         elif used is None:

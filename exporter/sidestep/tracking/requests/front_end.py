@@ -9,7 +9,7 @@ their time in the queue distinguishes them, which the front end computes from th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import is_
 from typing import Generic, TypeVar
@@ -17,7 +17,8 @@ from typing import Generic, TypeVar
 import msgspec
 
 from sidestep.tracking.requests.inflight import Request
-from sidestep.tracking.requests.outcomes import EndedRequest
+from sidestep.tracking.requests.outcomes import EndedRequest, RequestSink
+from sidestep.tracking.requests.parts import add_front_end
 
 MAX_UNMATCHED = 4096
 """Most values of each kind that wait for their other side, which never comes for an aborted request."""
@@ -27,6 +28,7 @@ UNSERVED = frozenset({"abort", "refused", "engine_died", "expired"})
 """Reasons of requests whose end a front end does not report."""
 
 T = TypeVar("T")
+CountEnded = Callable[[EndedRequest], None]
 
 
 class ByArrival(Generic[T]):
@@ -78,7 +80,7 @@ class FrontEndState(msgspec.Struct, array_like=True, gc=False):
 
 
 class FrontEndReports:
-    """The reports of an engine's front ends, and the requests that wait for them.
+    """The reports of an engine's front ends, and the ended requests, which are passed on when they are complete.
 
     Attributes:
         expected: Whether front ends report first tokens and ends, so that requests wait for them.
@@ -88,7 +90,9 @@ class FrontEndReports:
         held: Requests that have ended in the core.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sink: RequestSink | None = None, count: CountEnded | None = None) -> None:
+        self._sink = sink
+        self._count = count
         self.expected = False
         self.sent: ByArrival[tuple[int, float]] = ByArrival()
         self.received: ByArrival[float] = ByArrival()
@@ -121,41 +125,45 @@ class FrontEndReports:
             request.ttft = at - arrival
         return at - sent
 
-    def end(self, ended: EndedRequest) -> EndedRequest | None:
-        """Hold a request that has ended in the core; return a request that need not wait any longer."""
+    def end(self, ended: EndedRequest) -> None:
+        """Pass on a request that has ended in the core, once its front end has reported its end."""
         arrival = None if ended.request is None else ended.request.arrival
-        if arrival is None:
-            return ended
+        if arrival is None or not self.expected:
+            self._pass_on(ended)
+            return
         found = self.ends.take(arrival, lambda one: _is_same(ended, one[1]))
         if found is not None:
             ended.e2e = found[0] - arrival
         if self._is_complete(ended):
-            return ended
-        oldest = self.held.add(arrival, ended)
-        return None if oldest is None else self._give_up(oldest)
+            self._pass_on(ended)
+        elif (oldest := self.held.add(arrival, ended)) is not None:
+            self._give_up(oldest)
 
-    def end_reported(self, arrival: float, at: float, queue: float | None) -> EndedRequest | None:
-        """Note an end that a front end has reported; return its request if the core has ended it."""
+    def end_reported(self, arrival: float, at: float, queue: float | None) -> None:
+        """Apply the end of a request that a front end has seen; ``queue`` is its time in the queue."""
         ended = self.held.take(arrival, lambda one: one.e2e is None and _is_same(one, queue))
         if ended is None:
             self.ends.add(arrival, (at, queue))
-            return None
+            return
         ended.e2e = at - arrival
         self._since.pop(ended.number, None)
-        return ended
+        self._pass_on(ended)
 
-    def overdue(self, now: float) -> Iterator[EndedRequest]:
-        """Yield requests that are complete or have waited too long; call it about once a second."""
+    def release_overdue(self, now: float) -> bool:
+        """Pass on requests for which no front end will report more; return whether there were any."""
+        found = False
         for arrival, ended in self.held.pairs():
             waited = now - self._since.setdefault(ended.number, now)
             if waited >= HOLD_SECONDS or self._is_complete(ended):
                 self.held.take(arrival, partial(is_, ended))
-                yield self._give_up(ended)
+                self._give_up(ended)
+                found = True
+        return found
 
-    def release(self) -> Iterator[EndedRequest]:
-        """Yield all held requests, since the core's process has ended or the exporter ends."""
+    def release(self) -> None:
+        """Pass on all held requests, since the core's process has ended or the exporter ends."""
         for _, ended in self.held.pairs():
-            yield self._give_up(ended)
+            self._give_up(ended)
         self.held.clear()
 
     def skip(self) -> None:
@@ -183,8 +191,8 @@ class FrontEndReports:
     def _awaits_token(self, ended: EndedRequest) -> bool:
         return any(number == ended.number for number, _ in self.sent.of(_arrival(ended)))
 
-    def _give_up(self, ended: EndedRequest) -> EndedRequest:
-        """Complete a request with what is known, since no front end will report the rest."""
+    def _give_up(self, ended: EndedRequest) -> None:
+        """Pass on a request with what is known, since no front end will report the rest."""
         arrival = _arrival(ended)
         self._since.pop(ended.number, None)
         if ended.e2e is None and ended.reason not in UNSERVED:
@@ -194,7 +202,25 @@ class FrontEndReports:
             # Its client had left before the first token, so nobody has waited for the token.
             ended.request.ttft = None
         self.sent.take(arrival, lambda one: one[0] == ended.number)
-        return ended
+        self._pass_on(ended)
+
+    def _pass_on(self, ended: EndedRequest) -> None:
+        _complete_parts(ended)
+        if self._count is not None:
+            self._count(ended)
+        if self._sink is not None:
+            self._sink.end(ended)
+
+
+def _complete_parts(ended: EndedRequest) -> None:
+    """Extend the parts of a request from its end in the core to its front end's, where that is reported."""
+    core_e2e = ended.core_e2e
+    if ended.parts is None or ended.e2e is None or core_e2e is None:
+        return
+    if ended.e2e < 0.0:
+        ended.parts = None
+    else:
+        add_front_end(ended.parts, ended.e2e - core_e2e)
 
 
 def _restore(found: ByArrival[T], values: Iterable[tuple[float, T]]) -> None:

@@ -133,11 +133,8 @@ class Request(msgspec.Struct, array_like=True, gc=False):
         """Return the KV blocks that the request has held times the microseconds, now that it holds none.
 
         It held the blocks that its tokens fill: those of its prompt until its first output, and then
-        evenly more. Blocks that it shares with other requests count for each of them.
-
-        Args:
-            now: When it leaves the batch, if it is in the batch.
-            block_size: Tokens of a block; 0: unknown, so that nothing counts.
+        evenly more. Blocks that it shares with other requests count for each of them. With a
+        ``block_size`` of 0, which is unknown, nothing counts.
         """
         since, self.held_since = self.held_since, None
         if since is None or not block_size or now <= since:
@@ -262,11 +259,7 @@ class InFlight:
         self._leave_unfilled(request, max(request.unfilled - computed, 0))
 
     def end_prefill(self, numbers: Iterable[int]) -> list[Request]:
-        """Note that requests had output, so that nothing of their prompts is left to compute.
-
-        Returns:
-            Those of them that were in prefill.
-        """
+        """Note that nothing of the prompts of requests with output is left; return those in prefill until now."""
         ended = self.prefilling.intersection(numbers)
         self.prefilling -= ended
         found = [self.live[number] for number in ended]
@@ -317,22 +310,15 @@ class InFlight:
         return sum(request.whole for request in self.live.values())
 
     def drop(
-        self,
-        reason: str = "restart",
-        more: int = 0,
-        process: int | None = None,
-        processes: int = 1,
+        self, reason: str = "restart", more: int = 0, process: int | None = None, processes: int = 1
     ) -> list[Request]:
-        """Drop the requests of one process, since later events do not continue the earlier ones.
+        """Drop and return the requests of a process, since later events do not continue the earlier ones.
 
         Args:
             reason: Reason why not all their intervals can be known.
             more: Number of further requests, never tracked here, to count for the same reason.
             process: Number of the process; None: all of them.
             processes: How many processes number the requests.
-
-        Returns:
-            The dropped requests.
         """
 
         def is_dropped(number: int) -> bool:

@@ -12,7 +12,7 @@ from sidestep.protocol.request_events import HANDED_OVER
 from sidestep.tracking.requests.engine_times import EngineTimes
 from sidestep.tracking.requests.front_end import FrontEndState
 from sidestep.tracking.requests.inflight import Request
-from sidestep.tracking.requests.limits import LimitState
+from sidestep.tracking.requests.limits import LimitTimes
 from sidestep.tracking.requests.machine import RequestTracker
 from sidestep.tracking.requests.parallel_samples import EngineSamples, SampleGroup, SampleGroups
 
@@ -34,7 +34,7 @@ class TrackerState(msgspec.Struct, array_like=True, gc=False, tag="l"):
     front_ends: FrontEndState | None = None
     processes: int = 1
     sources: dict[int, int] = {}
-    limits: LimitState | None = None
+    limits: LimitTimes | None = None
     times: EngineTimes | None = None
 
 
@@ -88,10 +88,10 @@ def capture_tracker(engine: str, tracker: RequestTracker) -> Iterator[TrackerSta
         requests.cut_off,
         tracker.samples.known_until,
         tracker.samples.interrupted_until,
-        tracker.ended.reports.state(),
+        tracker.reports.state(),
         tracker.processes,
         tracker.sources,
-        tracker.limits.state(),
+        tracker.limits,
         tracker.parts.times,
     )
     numbers, live = iter(requests.live), iter(requests.live.values())
@@ -138,9 +138,9 @@ def restore(tracker: RequestTracker, state: TrackerState | RequestsState) -> Non
     tracker.samples.known_until = state.known_until
     tracker.samples.interrupted_until = state.interrupted_until
     if state.front_ends is not None:
-        tracker.ended.reports.restore(state.front_ends)
+        tracker.reports.restore(state.front_ends)
     if state.limits is not None:
-        tracker.limits.restore(state.limits)
+        tracker.limits = state.limits
     if state.times is not None:
         tracker.parts.times = state.times
 

@@ -34,16 +34,8 @@ class Busy(NamedTuple):
     until: int | None
 
 
-class LimitState(msgspec.Struct, array_like=True, gc=False):
-    """The state of ``LimitTimes`` in a snapshot."""
-
-    limit: str | None = None
-    since: int = 0
-    busy: list[Busy] = []
-
-
-class LimitTimes:
-    """Times of one engine's limits, in the sender's monotonic clock.
+class LimitTimes(msgspec.Struct, array_like=True, gc=False):
+    """Times of one engine's limits, in the sender's monotonic clock; a wire struct, which a snapshot holds.
 
     Attributes:
         limit: Name of the limit that holds; None: unknown.
@@ -51,10 +43,9 @@ class LimitTimes:
         busy: Stretches with unfinished requests that are not counted yet, in order.
     """
 
-    def __init__(self) -> None:
-        self.limit: str | None = None
-        self.since = 0
-        self.busy: list[Busy] = []
+    limit: str | None = None
+    since: int = 0
+    busy: list[Busy] = []
 
     def observe(self, step: Iteration, out: Outcomes) -> None:
         """Count a step by its limit, and the time before it by the limit that held until then."""
@@ -96,14 +87,6 @@ class LimitTimes:
         """Forget everything, since another process, or the same after lost events, begins anew."""
         self.limit, self.since = None, 0
         self.busy.clear()
-
-    def state(self) -> LimitState:
-        """Return the content of a snapshot."""
-        return LimitState(self.limit, self.since, self.busy)
-
-    def restore(self, state: LimitState) -> None:
-        """Restore the content of a snapshot."""
-        self.limit, self.since, self.busy = state.limit, state.since, state.busy
 
     def _count(self, until: int, out: Outcomes) -> None:
         """Count the time with unfinished requests until then, by the limit that holds."""

@@ -28,16 +28,8 @@ from sidestep.protocol.request_events import (
     RequestEvents,
     Scheduled,
 )
-from sidestep.tracking.requests.ended_requests import CountEnded, EndedRequests
-from sidestep.tracking.requests.endings import (
-    abort,
-    complete,
-    count_ended,
-    ended,
-    hand_over,
-    is_aborted,
-)
-from sidestep.tracking.requests.front_end import Traces
+from sidestep.tracking.requests import endings
+from sidestep.tracking.requests.front_end import CountEnded, FrontEndReports, Traces
 from sidestep.tracking.requests.inflight import MAX_PAUSES, UNKNOWN, InFlight, Request
 from sidestep.tracking.requests.limits import LimitTimes
 from sidestep.tracking.requests.outcomes import EndedRequest, Outcomes, RequestSink
@@ -69,16 +61,13 @@ class RequestTracker:
         samples: The groups of parallel samples to which they belong.
         processes: How many processes number the requests: the engine's core, or its front ends.
         sources: Identifies each of them, by its number.
-        ended: The requests that have ended.
-        parts: Divides the requests' time.
-        limits: Times of the limits on what the engine admits.
+        reports: Reports of the front ends, and requests that have ended.
         traces: Trace contexts of requests whose latencies front ends report.
         block_size: Tokens of a KV block; 0: unknown.
 
     Args:
         deployment: Name that the engines share which may have samples of the same request.
         sink: Receiver of the requests that end; None: they are not needed.
-        count: Counter of each request that ends.
     """
 
     def __init__(
@@ -97,11 +86,11 @@ class RequestTracker:
         self.samples = EngineSamples(sample_groups, deployment)
         self.processes = 1
         self.sources: dict[int, int] = {}
-        self.ended = EndedRequests(sink, count)
+        self.reports = FrontEndReports(sink, count)
         self.parts = PartsTracker()
         self.outputs = OutputTracker(
             self.requests,
-            self.ended.reports,
+            self.reports,
             self.parts,
             self.settings.latency,
             notes_gaps=sink is not None and sink.needs_gaps,
@@ -117,12 +106,8 @@ class RequestTracker:
     def apply(self, item: RequestEvents) -> Outcomes:
         """Apply the events of ``item`` and return their outcomes.
 
-        The division of a stream of events into items does not change the outcomes.
-
-        Raises:
-            WireError: ``check`` rejects the item; nothing was changed.
+        ``check`` has accepted it. The division of a stream of events into items does not change the outcomes.
         """
-        check(item)
         self._max_expired = MAX_EXPIRED
         self._out = out = Outcomes(IterationStats(prompt_token_stats=PromptTokenStats()))
         if item.processes != self.processes or item.source != self.sources.get(item.process):
@@ -161,7 +146,7 @@ class RequestTracker:
     def _lose(self, process: int | None, unseen: int | None = None) -> None:
         """Drop the requests of a process, or of all processes: no later event continues them."""
         if unseen is None:
-            self.ended.release()
+            self.reports.release()
             for number, request in self.requests.live.items():
                 if process is None or number % self.processes == process:
                     self._end_unseen(number, request, "engine_died")
@@ -182,7 +167,7 @@ class RequestTracker:
         self.outputs.last_step = None
         self.parts.interrupt()
         self.limits.restart()
-        self.ended.reports.skip()
+        self.reports.skip()
         dropped = self.requests.drop(reason, more, process, self.processes)
         self.samples.abort_all(request.group for request in dropped if request.group)
         if process is None or self.processes == 1:
@@ -195,15 +180,10 @@ class RequestTracker:
         self.samples.unknown = 0
 
     def skip(self, others: int, process: int = 0, processes: int = 1) -> dict[str, int]:
-        """Drop the requests of a process, since events of it were folded instead of sent.
+        """Drop the requests of one of the processes, since events of it were folded instead of sent.
 
-        Args:
-            others: Number of requests that began in the meantime and did not end.
-            process: The number of the process.
-            processes: How many processes send events.
-
-        Returns:
-            Numbers of requests whose intervals cannot all be known, by reason.
+        ``others`` began in the meantime and did not end. Return the numbers of requests whose intervals
+        cannot all be known, by reason.
         """
         self._expect(processes)
         self._drop("folded", others, process)
@@ -224,7 +204,7 @@ class RequestTracker:
         """Drop all requests, since no stream sends their events any more; return the same as ``skip``."""
         if self.sources:
             self._lose(None)
-        self.ended.release()
+        self.reports.release()
         self.samples.close()
         self.requests.close()
         return self._take_untracked()
@@ -325,7 +305,6 @@ class RequestTracker:
         request.preempted = None
 
     def _leave_batch(self, request: Request, now: float) -> None:
-        """Count the KV blocks that a request has held."""
         held = request.leave_batch(now, self.block_size)
         self._out.held_micros += held
         if held and request.tenant:
@@ -359,10 +338,10 @@ class RequestTracker:
         if event.refused:
             refused = self._out.refused
             refused[event.refused] = refused.get(event.refused, 0) + 1
-        aborted = is_aborted(event)
+        aborted = endings.is_aborted(event)
         request = self.requests.remove(event.request)
         transfer = self._transfer(event) if request is None else request.transfer
-        if transfer == HANDED_OVER and not hand_over(event, self._out, aborted=aborted):
+        if transfer == HANDED_OVER and not endings.hand_over(event, self._out, aborted=aborted):
             transfer = WHOLE
         if request is not None:
             self._resume(request, event.stamp)
@@ -372,15 +351,19 @@ class RequestTracker:
                 self._out.trace(request, event.wall, {"inter_token": request.longest_gap})
             self._leave_batch(request, event.stamp)
         if aborted:
-            abort(event, request, self._out)
+            endings.abort(event, request, self._out)
         else:
-            complete(event, request, self._out)
+            endings.complete(event, request, self._out)
         if request is not None and request.tenant and transfer != HANDED_OVER:
-            count_ended(self._out.of_tenant(request.tenant), event, request, aborted=aborted)
-        found = ended(event, self._source(event.request), request, transfer, aborted=aborted)
+            endings.count_ended(
+                self._out.of_tenant(request.tenant), event, request, aborted=aborted
+            )
+        found = endings.ended(
+            event, self._source(event.request), request, transfer, aborted=aborted
+        )
         if request is not None and request.parts is not None:
             found.parts = self.parts.finish(request.parts, event.stamp, found.core_e2e)
-        self.ended.end(found)
+        self.reports.end(found)
         if request is not None:
             self._leave(request, event.stamp, event.wall, aborted=aborted)
 

@@ -7,14 +7,7 @@ from typing import Literal
 
 from sidestep.protocol.iteration_stats import Run
 from sidestep.protocol.messages import BOTH, DECODE
-from sidestep.protocol.request_events import (
-    HANDED_OVER,
-    RECEIVED,
-    WHOLE,
-    Iteration,
-    Output,
-    Prompt,
-)
+from sidestep.protocol.request_events import HANDED_OVER, RECEIVED, WHOLE, Iteration, Output, Prompt
 from sidestep.tracking.requests.front_end import FrontEndReports
 from sidestep.tracking.requests.inflight import InFlight, Request
 from sidestep.tracking.requests.outcomes import IterationShape, Outcomes
@@ -29,11 +22,9 @@ class OutputTracker:
 
     Args:
         front_ends: Reports of front ends, which may know a first output already.
-        parts: Divides the requests' time.
 
     Attributes:
         notes_gaps: Whether each request's longest gap is needed: for a record, or as an exemplar.
-        role: The engine's role.
         external_is_cached: Whether prompt tokens from outside come from a cache.
         block_size: Tokens of a KV block; 0: unknown.
         has_hand_overs: Whether there have been requests that another engine continues.
@@ -67,19 +58,14 @@ class OutputTracker:
         for output in event.outputs:
             generated += sum(output.tokens) if output.tokens else len(output.requests)
             self._observe_output(output, event.wall, out)
-            if prefilling:
-                self._end_prefill(output)
+            for request in self._requests.end_prefill(output.requests) if prefilling else ():
+                if request.parts is not None:
+                    self._parts.output(request.parts, output.stamp)
         out.iteration.num_generation_tokens += generated
         if event.is_slice:
             out.slice_tokens += prompted + generated
         elif event.outputs:
             out.iteration_tokens.append(prompted + generated)
-
-    def _end_prefill(self, output: Output) -> None:
-        """Note the first outputs of requests since they have joined the batch."""
-        for request in self._requests.end_prefill(output.requests):
-            if request.parts is not None:
-                self._parts.output(request.parts, output.stamp)
 
     def _observe_step(self, event: Iteration, out: Outcomes) -> None:
         """Observe a step with the state of its requests before its output; skip one without a batch."""

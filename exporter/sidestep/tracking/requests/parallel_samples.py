@@ -35,13 +35,11 @@ class SampleGroup:
         samples: Samples seen so far.
         expected: Number of its samples; 0: unknown.
         longest: Tokens of the longest sample that ended.
-        highest: Highest index of a sample.
         arrival: Unix time at which the first sample arrived.
         ended: Stamp of the latest end of a sample.
         ended_at: Unix time of the latest end of a sample.
         owner: Engine of the sample that ended last, for which the group counts.
         deadline: Time until which ``waits`` waits for further samples.
-        aborted: Whether a sample was aborted.
         closed: Whether no further sample can join.
         waits: Engine at which the group waits for samples that may still arrive.
     """
@@ -69,7 +67,6 @@ class SampleGroups:
         groups: Groups with a sample in flight, or which may still get one, by number.
         given_up: Arrivals of groups that ended without some of their samples, by number, oldest first.
         engines: The engines that send events of requests, by deployment.
-        capacity: The shared limit on tracked requests.
     """
 
     def __init__(self) -> None:

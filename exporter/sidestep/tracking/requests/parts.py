@@ -21,15 +21,7 @@ PREFILL_REMOTE, TRANSFER = "prefill_remote", "transfer"
 """Time before the arrival, on the engine that has computed the prompt; the wait for its KV."""
 QUEUE_UNKNOWN = "queue.unknown"
 """Time in the queue during which the engine's limit is unknown."""
-COMPUTED = (
-    "prefill",
-    "prefill_gap",
-    "decode",
-    "interference",
-    "preempted",
-    "recompute",
-    "stalled",
-)
+COMPUTED = ("prefill", "prefill_gap", "decode", "interference", "preempted", "recompute", "stalled")
 """Parts between the queue and the last output."""
 KEYS: Mapping[str, tuple[str, str]] = {
     PREFILL_REMOTE: (PREFILL_REMOTE, ""),
@@ -156,8 +148,7 @@ class PartsTracker:
     def _divide(self, parts: RequestParts, until: float) -> bool:
         """Divide a request's time in the queue by limit, as far as it is before ``until``.
 
-        Returns:
-            Whether nothing of it is left to divide for now.
+        Return whether nothing of it is left to divide for now.
         """
         limits_at = self.times.limits_at
         if parts.entered is None and parts.queued <= until:
@@ -174,10 +165,7 @@ class PartsTracker:
     ) -> dict[str, float] | None:
         """Return the parts of a request that ends, without those of 0, in the order of its life.
 
-        Args:
-            parts: The parts until now.
-            stamp: When it ends.
-            e2e: Seconds from its arrival until then; None: unknown, and so are its parts.
+        ``e2e`` is seconds from its arrival until then; None: unknown, and so are its parts.
         """
         self._close(parts, stamp)
         if parts.left is None:
