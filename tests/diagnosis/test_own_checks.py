@@ -18,8 +18,8 @@ import pytest
 
 from exporters import Start, until
 from pages import get
+from peers import count, publisher
 from ports import free_port
-from publishers_of_one import publisher, step
 from reporting_processes import WORKING, process
 from sidestep.app.exporter import Exporter
 from sidestep.diagnosis.own_checks import COUNTERS, EXPECTED, Installation, OwnChecks
@@ -161,7 +161,7 @@ async def test_two_living_processes_with_one_identity(
         endpoint = exporter.endpoints[0]
         with closing(publisher(endpoint)) as one, closing(publisher(endpoint)) as other:
             for each in (one, other):
-                each.push(step(5))
+                each.push(count(5))
             await until(lambda: one.drained and other.drained)
             finding = await found(exporter, "SD136")
             shown = json.loads(await get(exporter.url.removesuffix("/metrics") + "/api/v1/live"))
@@ -196,7 +196,7 @@ async def test_a_core_and_a_front_end_that_count_the_same(
             info = EngineInfo("ns/m/0", "vllm", labels, features=features, role=role)
             made.append(Publisher(exporter.endpoints[0], f"ns/m/{name}", [info]))
             stack.enter_context(closing(made[-1]))
-            made[-1].push(step(5))
+            made[-1].push(count(5))
             await until(lambda: made[-1].drained or made[-1].refused)
         first, second = made
         finding = await found(exporter, "SD137")
