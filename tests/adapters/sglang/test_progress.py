@@ -337,15 +337,21 @@ def accepting(**more: Any) -> tuple[Manager, Clock]:
 
 def test_a_tokenizer_that_gets_no_answer() -> None:
     """A tokenizer waits from its request, or from the last answer."""
-    manager, clock = accepting()
+    # Older releases have no mode of disaggregation.
+    manager, clock = accepting(disaggregation_mode=None)
     idle = clock.after(60)
     manager.rid_to_state = {"a": state(), "b": state(answered=True)}
     asked = clock.after(5)
     manager.last_receive_tstamp += 1
     answered = clock.after()
     again = clock.after(4)
+    manager.rid_to_state = {}
+    clock.after(60)
+    manager.last_receive_tstamp += 1
+    unasked = clock.after()
 
     assert (idle.unfinished, idle.step_age) == (0, None)
+    assert unasked.longest == 0
     assert (asked.engine, asked.unfinished) == (1, 2)
     assert asked.step_age == pytest.approx(5 - WAKE)
     assert answered.step_age == 0
