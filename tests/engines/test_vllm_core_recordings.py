@@ -6,12 +6,12 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from exporters import Start, page_of_engine, recorded_run
 from pages import Family, differences, get, parse
+from replays import replay
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import Item
@@ -38,16 +38,10 @@ OWN_SAMPLING = {
 STEPS = "vllm:iteration_tokens_total"
 
 
-def recording(run: str) -> Path:
-    """Return the path of a recording through the tap."""
-    return recorded_run(run)
-
-
 async def replayed(start: Start, run: str) -> dict[str, Family]:
     """Return the exporter's page after the recording of ``run``."""
     async with start() as exporter:
-        player = Replay(recording(run), exporter.endpoints[0], realtime=False, namespace="golden")
-        await asyncio.to_thread(player.run)
+        await replay(exporter, run, "golden")
         return parse(await get(exporter.url))
 
 
@@ -75,7 +69,7 @@ class Played:
         """Apply each item and yield it."""
         applier = Applier(self.registry)
         streams: dict[str, list[Engine]] = {}
-        for record in read(recording(self.run)):
+        for record in read(recorded_run(self.run)):
             if isinstance(record, StreamStart):
                 streams[record.stream] = [self.registry.register(e) for e in record.engines]
             elif isinstance(record, Items):
@@ -256,7 +250,7 @@ async def test_a_recording_can_be_replayed_repeatedly(start: Start) -> None:
     async with start() as exporter:
         for times in (1, 2):
             player = Replay(
-                recording("core_lora"), exporter.endpoints[0], realtime=False, namespace="again"
+                recorded_run("core_lora"), exporter.endpoints[0], realtime=False, namespace="again"
             )
             halted = threading.Event()
             rounds = _Counted(times, halted)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +11,8 @@ from benchmarks.stat_logger_calls import calls, convert
 
 from exporters import DATA, MAIN_RUN, Start, page_of_engine
 from pages import Family, differences, get, parse
+from replays import replay
 from sidestep.exposition.text_page import render
-from sidestep_adapters.recording.replay import Replay
 
 TOLERANCE = 1e-12
 """Relative. Sums of floats are added per batch here, one by one in the engine."""
@@ -47,8 +46,7 @@ async def test_the_page_equals_the_golden_file(
 ) -> None:
     """The engines' families after the main run are equal to the byte."""
     async with start(metrics_legacy=legacy) as exporter:
-        player = Replay(MAIN_RUN, exporter.endpoints[0], realtime=False, namespace="golden")
-        await asyncio.to_thread(player.run)
+        await replay(exporter, MAIN_RUN, "golden")
 
         golden(name, render(exporter.registry, openmetrics=openmetrics).decode())
 
@@ -57,8 +55,7 @@ async def replayed(start: Start, run: str, directory: Path) -> dict[str, Family]
     """Return the exporter's page after the calls of ``run``, which the plugin translates."""
     path = convert(DATA / f"iterations_{run}.jsonl.gz", directory / "calls.rec")
     async with start() as exporter:
-        player = Replay(path, exporter.endpoints[0], realtime=False, namespace="golden")
-        await asyncio.to_thread(player.run)
+        await replay(exporter, path, "golden")
         return parse(await get(exporter.url))
 
 
