@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 
-from collectors import RANK, TOKENIZER, SchedulerMetricsCollector, TokenizerMetricsCollector
+from collectors import (
+    RANK,
+    TOKENIZER,
+    SchedulerMetricsCollector,
+    TokenizerMetricsCollector,
+    Unpublished,
+)
 from heartbeats import Heartbeats
 from sidestep.protocol.messages import CORE, FRONT_END
 from sidestep.protocol.progress import ASLEEP, PAUSED, STARTING, Progress
@@ -467,11 +473,8 @@ def test_what_cannot_be_known_is_not_reported(kind: Any, owner: Any) -> None:
     assert kind(owner, 0)(1.0) is None
 
 
-class Recorded(Process):
-    """A process that starts no publisher; what it would report is read by a test."""
-
-    def start(self, name: str, model: str = "") -> None:
-        """Start no publisher."""
+class Recorded(Unpublished):
+    """A process of which a test reads what it would report."""
 
     def reported(self) -> list[tuple[str, str]]:
         """Return role and identity of the engines whose progress is reported."""
@@ -482,7 +485,7 @@ class Recorded(Process):
 @pytest.fixture
 def process(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     """Return the records of this process, which tapped collectors use."""
-    made = Recorded("ipc://nowhere", "pod", beside=False)
+    made = Recorded()
     monkeypatch.setattr(sglang_taps, "_process", made)
     return made
 
