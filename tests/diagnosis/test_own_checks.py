@@ -43,10 +43,8 @@ from socket_peers import batch, connect
 
 async def findings(exporter: Exporter) -> dict[str, dict[str, Any]]:
     """Return the exporter's answer by code."""
-    url = exporter.url.removesuffix("/metrics") + "/api/v1/doctor"
-    async with aiohttp.ClientSession() as session, session.get(url) as answer:
-        found = (await answer.json())["findings"]
-    return {each["code"]: each for each in found}
+    found = json.loads(await get(exporter.url.removesuffix("/metrics") + "/api/v1/doctor"))
+    return {each["code"]: each for each in found["findings"]}
 
 
 async def found(exporter: Exporter, code: str, seconds: float = 20.0) -> dict[str, Any]:
@@ -104,8 +102,7 @@ async def test_a_model_that_cannot_be_a_label_is_named(start: Start) -> None:
         await peer.send(Hello(VERSION, "s", 1, 1, 1, [EngineInfo("e", "vllm", labels)]))
         finding = await found(exporter, "SD106")
         url = exporter.url.removesuffix("/metrics") + "/api/v1/live"
-        async with aiohttp.ClientSession() as session, session.get(url) as answer:
-            (warning,) = (await answer.json())["warnings"]
+        (warning,) = json.loads(await get(url))["warnings"]
     assert finding["subject"] == "not_printable"
     assert "the last: stream s: not_printable: label model_name is 'a\\u3000b'" in finding["text"]
     assert finding["remedy"].startswith("Give it another name (of a model: --served-model-name)")
