@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from benchmarks.stat_logger_calls import calls, convert
+from benchmarks.stat_logger_calls import convert
 
 from exporters import DATA, MAIN_RUN, Start, page_of_engine
 from pages import Family, differences, get, parse
@@ -26,10 +25,10 @@ ALLOWED = {
     ("spec", "vllm:corrupted_requests"): "extra",
     ("dp", "vllm:corrupted_requests"): "extra",
     ("lora", "vllm:corrupted_requests"): "extra",
-    # The engine observes a step once per API server; see the test of its own below.
+    # The engine observes a step once per API server, the exporter once.
     ("dp", "vllm:iteration_tokens_total"): "",
-    # The engine keeps every combination for ever, ours shows the current one; see the test below.
-    # This recording does not say how many adapters fit.
+    # The engine keeps every combination for ever, ours shows the current one. This recording does
+    # not say how many adapters fit.
     ("lora", "vllm:lora_requests_info"): "",
 }
 """Differences to accept, by run and family; empty for any."""
@@ -73,35 +72,3 @@ async def test_the_page_equals_the_engines_own(run: str, start: Start, tmp_path:
 
     assert found == []
     assert len([name for name in ours if name.startswith("vllm:")]) > 35
-
-
-async def test_the_combination_of_adapters_is_the_engines_newest(
-    start: Start, tmp_path: Path
-) -> None:
-    """The series without adapters is left, since the engine was idle in the end."""
-    name = "vllm:lora_requests_info"
-    engines = parse(page_of_engine("page_lora"))[name].samples
-    ((_, ours),) = (await replayed(start, "lora", tmp_path))[name].samples
-    (_, newest) = max(engines, key=lambda key: engines[key])
-
-    assert dict(newest) == {**dict(ours), "max_lora": "1"}
-    assert {value for label, value in ours if label.endswith("adapters")} == {""}
-
-
-async def test_a_step_of_several_api_servers_is_counted_once(start: Start, tmp_path: Path) -> None:
-    """The engine counts each API server's slice, the exporter each step that had output."""
-    ours = await replayed(start, "dp", tmp_path)
-    name = "vllm:iteration_tokens_total"
-    engines = parse(page_of_engine("page_dp"))[name].samples
-    steps: Counter[str] = Counter()
-    for call in calls(DATA / "iterations_dp.jsonl.gz"):
-        if call.fields.get("scheduler_stats") and call.fields.get("iteration_stats"):
-            steps[str(call.fields["engine_idx"])] += 1
-
-    for engine, count in steps.items():
-        labels = (("engine", engine), ("model_name", "tiny"))
-        assert ours[name].samples[name + "_count", labels] == count
-        assert engines[name + "_count", labels] > count
-        total = ours[name].samples[name + "_sum", labels]
-        assert total == engines[name + "_sum", labels]
-    assert set(steps) == {"0", "1"}
