@@ -128,7 +128,11 @@ def test_requests_are_counted_by_state(
 
 def test_adapters_of_queued_requests_are_apart_from_those_that_run(bench: Bench) -> None:
     """VLLM names each active adapter in both lists, and none that only waits."""
-    asked = [Queued(1, 1.0, adapter="a"), Scheduled(1, 1.5), Queued(2, 1.0, adapter="b")]
+    asked: list[Event] = [
+        Queued(1, 1.0, adapter="a"),
+        Scheduled(1, 1.5),
+        Queued(2, 1.0, adapter="b"),
+    ]
     active = SchedulerStats(1, 1, running_lora_adapters={"a": 1}, waiting_lora_adapters={"a": 0})
     bench.apply(events(*asked), VllmStep(0, 2.0, 2.0, active))
 
