@@ -23,6 +23,7 @@ from command_line import ENVIRON, one_line, serving, sidestep, taken_port
 from exporters import MAIN_RUN, Start, until
 from pages import differences, get, parse
 from prometheus_server import BINARIES, prometheus
+from replays import replay
 from sidestep.app.cli import cli
 from sidestep.config.engine_settings import default_endpoint
 from sidestep.config.setting import Setting
@@ -31,7 +32,6 @@ from sidestep.engines.vllm.wire import VllmStep
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import EngineInfo
 from sidestep_adapters.publisher.publisher import Publisher
-from sidestep_adapters.recording.replay import Replay
 
 
 @pytest.mark.parametrize(
@@ -429,8 +429,7 @@ async def test_log_lines_as_json(tmp_path: Path) -> None:
         "--log.format", "json", "--log.stats-interval", "0.2",
     )  # fmt: skip
     async with serving(*arguments) as (process, _):
-        player = Replay(MAIN_RUN, endpoint, realtime=False, namespace="test")
-        await asyncio.to_thread(player.run)
+        await replay(endpoint, MAIN_RUN)
         assert process.stdout is not None
         line: dict[str, Any] = {}
         # The first line may cover only the beginning of the run.
@@ -458,8 +457,7 @@ async def test_a_recording_replays_to_the_same_page(start: Start, tmp_path: Path
         )  # fmt: skip
         assert tee.stderr is not None
         await asyncio.wait_for(tee.stderr.readline(), 20)
-        player = Replay(MAIN_RUN, listen, realtime=False, namespace="test")
-        await asyncio.to_thread(player.run)
+        await replay(listen, MAIN_RUN)
         live = parse(await get(exporter.url))
         tee.send_signal(signal.SIGINT)
         await asyncio.wait_for(tee.wait(), 20)
@@ -472,8 +470,7 @@ async def test_a_recording_replays_to_the_same_page(start: Start, tmp_path: Path
         again = parse(await get(exporter.url))
     assert done.returncode == 0, done.stderr
     async with start() as exporter:
-        player = Replay(MAIN_RUN, exporter.endpoints[0], realtime=False, namespace="test")
-        await asyncio.to_thread(player.run)
+        await replay(exporter, MAIN_RUN)
         direct = parse(await get(exporter.url))
 
     assert list(differences(direct, again, tolerance=1e-12)) == []

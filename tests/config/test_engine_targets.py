@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from refused import refused
 from sidestep.config.engine_targets import EngineTarget, parse
 from sidestep.config.scrape_targets import Header, Target
-from sidestep.config.settings import read
-from sidestep.errors import ConfigError
 
 URL = "http://host:8080"
 
@@ -45,8 +46,4 @@ def test_a_server_has_a_kind_and_options() -> None:
 )
 def test_invalid_options_are_one_line(text: str, complaint: str) -> None:
     """The line names the flag and shows no secret."""
-    with pytest.raises(ConfigError, match=complaint) as error:
-        read({"engine": (text,)}, {})
-
-    assert "\n" not in str(error.value)
-    assert "s3cret" not in str(error.value)
+    assert re.search(complaint, refused({"engine": (text,)}))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from refused import refused
 from sidestep.config.settings import read
 from sidestep.errors import ConfigError
 
@@ -47,9 +48,4 @@ def test_a_condition_without_an_output_is_refused() -> None:
 )
 def test_an_invalid_setting_is_one_line(flags: Mapping[str, Any], complaint: str) -> None:
     """The line names the remedy, and has no secret."""
-    with pytest.raises(ConfigError) as raised:
-        read({"otlp_endpoint": URL, **flags}, {})
-
-    assert complaint in str(raised.value)
-    assert "s3cret" not in str(raised.value)
-    assert "\n" not in str(raised.value)
+    assert complaint in refused({"otlp_endpoint": URL, **flags})

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from refused import refused
 from sidestep.config.scrape_targets import MAX_TARGETS, Header, Target, parse
 from sidestep.config.settings import read
 from sidestep.errors import ConfigError
@@ -129,11 +130,7 @@ def test_targets_are_distinct_and_few() -> None:
 )
 def test_no_error_line_has_a_secret(text: str) -> None:
     """Valid headers, passwords and queries in URLs, and values of misspelled options are masked."""
-    with pytest.raises(ConfigError, match=r"^--scrape 'http://") as error:
-        read({"scrape": (text,)}, {})
-
-    assert "s3cret" not in str(error.value)
-    assert "\n" not in str(error.value)
+    assert refused({"scrape": (text,)}).startswith("--scrape 'http://")
 
 
 def test_two_targets_that_differ_in_the_query_have_one_name() -> None:
@@ -142,9 +139,8 @@ def test_two_targets_that_differ_in_the_query_have_one_name() -> None:
 
     assert [one.name for one in found.scrape] == [f"{URL}?***"] * 2
     assert [one.url for one in found.scrape] == [f"{URL}?token=s3cret", f"{URL}?token=other"]
-    with pytest.raises(ConfigError, match=r"^scrape: .*\?\*\*\* is given twice") as error:
-        read({"scrape": (f"{URL}?token=s3cret",) * 2}, {})
-    assert "s3cret" not in str(error.value)
+    twice = refused({"scrape": (f"{URL}?token=s3cret",) * 2})
+    assert twice.startswith(f"scrape: {URL}?*** is given twice")
 
 
 @given(st.text(max_size=60) | st.text(",=-.:/@0129ab", max_size=40).map(lambda end: URL + end))

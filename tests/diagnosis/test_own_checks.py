@@ -19,8 +19,8 @@ import pytest
 
 from exporters import Start, until
 from pages import get
+from peers import count, publisher
 from ports import free_port
-from publishers_of_one import publisher, step
 from reporting_processes import WORKING, process
 from sidestep.app.exporter import Exporter
 from sidestep.diagnosis.own_checks import COUNTERS, EXPECTED, OwnChecks
@@ -44,10 +44,8 @@ from socket_peers import batch, connect
 
 async def findings(exporter: Exporter) -> dict[str, dict[str, Any]]:
     """Return the exporter's answer by code."""
-    url = exporter.url.removesuffix("/metrics") + "/api/v1/doctor"
-    async with aiohttp.ClientSession() as session, session.get(url) as answer:
-        found = (await answer.json())["findings"]
-    return {each["code"]: each for each in found}
+    found = json.loads(await get(exporter.url.removesuffix("/metrics") + "/api/v1/doctor"))
+    return {each["code"]: each for each in found["findings"]}
 
 
 async def found(exporter: Exporter, code: str, seconds: float = 20.0) -> dict[str, Any]:
@@ -106,8 +104,7 @@ async def test_a_model_that_cannot_be_a_label_is_named(start: Start) -> None:
         await peer.send(Hello(VERSION, "s", 1, 1, 1, [EngineInfo("e", "vllm", labels)]))
         finding = await found(exporter, "SD106")
         url = exporter.url.removesuffix("/metrics") + "/api/v1/live"
-        async with aiohttp.ClientSession() as session, session.get(url) as answer:
-            (warning,) = (await answer.json())["warnings"]
+        (warning,) = json.loads(await get(url))["warnings"]
     assert finding["subject"] == "not_printable"
     assert "the last: stream s: not_printable: label model_name is 'a\\u3000b'" in finding["text"]
     assert finding["remedy"].startswith("Give it another name (of a model: --served-model-name)")
@@ -163,7 +160,7 @@ async def test_two_living_processes_with_one_identity(
         endpoint = exporter.endpoints[0]
         with closing(publisher(endpoint)) as one, closing(publisher(endpoint)) as other:
             for each in (one, other):
-                each.push(step(5))
+                each.push(count(5))
             await until(lambda: one.drained and other.drained)
             finding = await found(exporter, "SD136")
             shown = json.loads(await get(exporter.url.removesuffix("/metrics") + "/api/v1/live"))
@@ -198,7 +195,7 @@ async def test_a_core_and_a_front_end_that_count_the_same(
             info = EngineInfo("ns/m/0", "vllm", labels, features=features, role=role)
             made.append(Publisher(exporter.endpoints[0], f"ns/m/{name}", [info]))
             stack.enter_context(closing(made[-1]))
-            made[-1].push(step(5))
+            made[-1].push(count(5))
             await until(lambda: made[-1].drained or made[-1].refused)
         first, second = made
         finding = await found(exporter, "SD137")

@@ -15,8 +15,8 @@ from command_line import one_line, sidestep
 from exporters import DATA, MAIN_RUN, Start, page_of_engine
 from growing_page import growing_page
 from ports import free_port
+from replays import replay
 from sidestep.diagnosis.finding import Finding
-from sidestep_adapters.recording.replay import Replay
 from sidestep_tools.doctor.engine_page import check, parse
 from web_servers import server
 
@@ -53,8 +53,7 @@ async def test_an_exporter(start: Start, tmp_path: Path) -> None:
     (tmp_path / "own.txt").write_text(page_of_engine("page_main"))
     async with start() as exporter:
         assert [code for code, _ in await command(exporter.url)] == ["SD206"]
-        player = Replay(MAIN_RUN, exporter.endpoints[0], realtime=False, namespace="replay")
-        await asyncio.to_thread(player.run)
+        await replay(exporter, MAIN_RUN, "replay")
         alone = {code for code, _ in await command(exporter.url)}
         both = dict(await command(tmp_path / "own.txt", exporter.url))
     assert alone <= {"SD211", "SD215"}

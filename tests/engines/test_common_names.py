@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from exporters import MAIN_RUN, Start
 from pages import parse
 from rendered import render
+from replays import replay
 from sidestep.catalog.layout_builder import compile_layout
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
@@ -21,7 +21,6 @@ from sidestep.metrics.registry import Registry
 from sidestep.metrics.totals_codec import decode_totals
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.self_described import Family, Sample, Samples
-from sidestep_adapters.recording.replay import Replay
 
 TOKENIZER = {"model_name": "m", "engine_type": "unified"}
 SCHEDULER = {**TOKENIZER, "tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"}
@@ -125,8 +124,7 @@ def test_both_engines_have_the_same_families() -> None:
 async def test_vllms_are_its_own_numbers(start: Start) -> None:
     """Counts and sums of a recorded run are those of vLLM's own families."""
     async with start(metrics_common=True) as exporter:
-        player = Replay(MAIN_RUN, exporter.endpoints[0], realtime=False, namespace="common")
-        await asyncio.to_thread(player.run)
+        await replay(exporter, MAIN_RUN, "common")
         page = parse(render(exporter.registry).decode())
 
     for ours, theirs in PAIRS.items():

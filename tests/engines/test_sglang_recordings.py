@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from pathlib import Path
-
 import pytest
 
-from exporters import Start, page_of_engine, recorded_run
+from exporters import Start, page_of_engine
 from pages import get, parse
+from replays import replay
 from sglang_pages import differences
-from sidestep_adapters.recording.replay import Replay
 
 TOLERANCE = 1e-9
 """Relative. Sums of floats are added per batch here, one by one in the engine."""
@@ -20,11 +17,6 @@ RUNS = {
     "sglang_labels": ("sglang:num_requests", "team", {"", "red", "blue"}),
 }
 """By name: a family, a label of it and its values that the run is there for."""
-
-
-def recording(run: str) -> Path:
-    """Return the path of the recording of ``run``."""
-    return recorded_run(run)
 
 
 def different(run: str, page: str) -> list[tuple[str, str]]:
@@ -37,8 +29,7 @@ def different(run: str, page: str) -> list[tuple[str, str]]:
 async def test_page_equals_the_engines(run: str, start: Start) -> None:
     """Every family, label set, bucket and value of SGLang's page is on ours, and no more."""
     async with start() as exporter:
-        player = Replay(recording(run), exporter.endpoints[0], realtime=False, namespace="golden")
-        await asyncio.to_thread(player.run)
+        await replay(exporter, run, "golden")
         page = await get(exporter.url)
 
     family, label, values = RUNS[run]

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from collectors import Unpublished
 from sglang_managers import Manager
 from sidestep.catalog.prices import Price, Prices
 from sidestep.catalog.slo import Objective, Objectives
@@ -30,7 +31,6 @@ from sidestep.requests.tenants import Tenants
 from sidestep.tracking.requests.outcomes import EndedRequest
 from sidestep_adapters.sglang import deferred_metrics
 from sidestep_adapters.sglang import taps as sglang_taps
-from sidestep_adapters.sglang.process import Process
 
 ENGINE = EngineInfo("t", "sglang", {"engine_type": "unified", "model_name": "m"})
 TOTALS = {
@@ -42,16 +42,9 @@ TOTALS = {
 }
 
 
-class Unpublished(Process):
-    """The records of a process whose calls a test takes itself."""
-
-    def start(self, name: str, model: str = "") -> None:
-        """Start no publisher."""
-
-
-def process() -> Process:
+def process() -> Unpublished:
     """Return the records of a new process, which tapped collectors use from now on."""
-    made = Unpublished("ipc://nowhere", "pod", beside=False)
+    made = Unpublished()
     sglang_taps._process = made
     return made
 
@@ -162,14 +155,6 @@ class Bench:
         return {reason: n for reason, slot in found if (n := self.engine.values[slot])}
 
 
-def taken(process: Process) -> list[Item]:
-    """Return all items that a process sends."""
-    found: list[Item] = []
-    while process.deferred:
-        found += process.deferred.items()
-    return found
-
-
 actions = st.lists(
     st.tuples(
         st.sampled_from(["finish", "warm", "leave", "wait", "refuse", "abort_all", "take"]),
@@ -219,7 +204,7 @@ def test_sums_equal_totals_after_every_item(
                 bench.apply(*own.deferred.items())
             else:
                 run(manager, kind, tenant, number)
-        bench.apply(*taken(own))
+        bench.apply(*own.taken())
     finally:
         deferred_metrics.SLICE = before
     kinds = Counter(kind for kind, _, _ in chosen)
@@ -236,7 +221,7 @@ def test_sums_equal_totals_after_every_item(
 @given(actions)
 def test_several_tokenizers_of_one_engine(chosen: list[tuple[str, str, int]]) -> None:
     """Their items may arrive in any order between each other."""
-    processes: list[Process] = []
+    processes: list[Unpublished] = []
     managers: list[Manager] = []
     for _ in range(2):
         processes.append(process())
@@ -247,7 +232,7 @@ def test_several_tokenizers_of_one_engine(chosen: list[tuple[str, str, int]]) ->
             bench.apply(*processes[number % 2].deferred.items())
         else:
             run(managers[number % 2], kind, tenant, number)
-    bench.apply(*taken(processes[1]), *taken(processes[0]))
+    bench.apply(*processes[1].taken(), *processes[0].taken())
     keys = {(ended.source, ended.number) for ended in bench.ends.ended}
 
     assert len(keys) == len(bench.ends.ended)
@@ -263,7 +248,7 @@ def test_counts_of_a_tenant() -> None:
     run(manager, "wait", "b", 0)
     run(manager, "refuse", "b", 0)
     run(manager, "abort_all", "", 0)
-    bench.apply(*taken(own))
+    bench.apply(*own.taken())
 
     assert bench.children("requests") == {"a": 2, "b": 1, OTHER: 0}
     assert bench.children("failed_requests") == {"a": 1, "b": 1, OTHER: 1}
@@ -278,7 +263,7 @@ def test_no_series_is_negative_where_an_item_has_requests_without_their_counters
     own = process()
     bench, manager = Bench(prices=Prices([Price("m", 1, 1, 1)])), Manager()
     run(manager, "finish", "a", 4)
-    (item,) = [item for item in taken(own) if isinstance(item, SglangRequests)]
+    (item,) = [item for item in own.taken() if isinstance(item, SglangRequests)]
     counters, item.counters = item.counters, []
     bench.applier.apply(bench.engine, item)
 
@@ -294,7 +279,7 @@ def test_a_record_has_what_the_tokenizer_knows() -> None:
     bench, manager = Bench(), Manager()
     state = manager.ask("acme-1", cache_salt="a", lora_path="sql", priority=3)
     manager.finish(state, 5, prompt=20, cached=8)
-    bench.apply(*taken(own))
+    bench.apply(*own.taken())
     (ended,) = bench.ends.ended
     request = ended.request
     assert request is not None
@@ -346,10 +331,10 @@ def test_folded_requests_are_unseen() -> None:
     own = process()
     bench, manager, folder = Bench(), Manager(), ItemFolder()
     run(manager, "finish", "a", 4)
-    bench.apply(*taken(own))
+    bench.apply(*own.taken())
     for kind in ("finish", "leave", "wait", "refuse", "warm"):
         run(manager, kind, "a", 4)
-    for item in taken(own):
+    for item in own.taken():
         assert folder.fold(encode_item(item), [ENGINE])
     fresh = Bench()
     for frame in folder.seal().frames:
@@ -369,9 +354,9 @@ def test_an_item_with_other_labels_changes_nothing() -> None:
     own = process()
     bench, manager = Bench(), Manager()
     run(manager, "finish", "a", 4)
-    bench.apply(*taken(own))
+    bench.apply(*own.taken())
     run(manager, "finish", "a", 4)
-    (item,) = [item for item in taken(own) if isinstance(item, SglangRequests)]
+    (item,) = [item for item in own.taken() if isinstance(item, SglangRequests)]
     item.counters[-1].labels = ["other"]
     with pytest.raises(Exception, match="sglang:"):
         bench.apply(item)

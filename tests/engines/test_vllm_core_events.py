@@ -109,20 +109,41 @@ def test_time_and_steps_are_counted_by_limit(bench: Bench) -> None:
     assert 'sidestep_unfinished_prefill_tokens{engine="0",model_name="m"} 30' in page
 
 
-def test_requests_are_counted_by_state(bench: Bench) -> None:
-    """The numbers are the scheduler's, but preempted requests do not count as waiting."""
+@pytest.mark.parametrize(
+    ("waiting", "deferred", "states"), [(2, 5, (1, 5, 1)), (0, 5, (0, 4, 1)), (0, 0, (0, 0, 0))]
+)
+def test_requests_are_counted_by_state(
+    bench: Bench, waiting: int, deferred: int, states: tuple[int, int, int]
+) -> None:
+    """The numbers are the scheduler's; preempted requests do not count as waiting or deferred."""
     bench.apply(
         events(Queued(1, 1.0), Scheduled(1, 1.0), Preempted(1, 2.0), Queued(2, 2.0)),
-        VllmStep(0, 2.0, 2.0, SchedulerStats(3, 2, 5)),
+        VllmStep(0, 2.0, 2.0, SchedulerStats(3, waiting, deferred)),
     )
 
-    assert bench.values("sidestep_requests") == {
-        ("waiting",): 1,
-        ("deferred",): 5,
-        ("preempted",): 1,
-        ("running",): 3,
-        ("swapped",): 0,
-    }
+    names = ("waiting",), ("deferred",), ("preempted",)
+    expected = dict(zip(names, states, strict=True))
+    assert bench.values("sidestep_requests") == {**expected, ("running",): 3, ("swapped",): 0}
+
+
+def test_adapters_of_queued_requests_are_apart_from_those_that_run(bench: Bench) -> None:
+    """VLLM names each active adapter in both lists, and none that only waits."""
+    asked: list[Event] = [
+        Queued(1, 1.0, adapter="a"),
+        Scheduled(1, 1.5),
+        Queued(2, 1.0, adapter="b"),
+    ]
+    active = SchedulerStats(1, 1, running_lora_adapters={"a": 1}, waiting_lora_adapters={"a": 0})
+    bench.apply(events(*asked), VllmStep(0, 2.0, 2.0, active))
+
+    assert bench.values("vllm:lora_requests_info") == {("2", "a", "b"): 2.0}
+    assert bench.values("sidestep_lora_requests") == {("a", "running"): 1, ("b", "waiting"): 1}
+
+    ends = [Finished(number, 3.0, 3.0, 0, 1, 1) for number in (1, 2)]
+    bench.apply(events(*ends), VllmStep(0, 3.0, 3.0, SchedulerStats()))
+
+    assert bench.values("vllm:lora_requests_info") == {("2", "", ""): 3.0}
+    assert bench.values("sidestep_lora_requests") == {}
 
 
 def test_an_engine_without_its_tap_loses_the_taps_gauges(bench: Bench) -> None:

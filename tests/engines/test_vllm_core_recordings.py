@@ -6,13 +6,13 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from exporters import Start, page_of_engine, recorded_run
 from pages import Family, differences, get, parse
 from rendered import copied, render
+from replays import replay
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import Item
@@ -20,7 +20,7 @@ from sidestep.exposition.families import families
 from sidestep.metrics.engine import Engine
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.iteration_stats import FINISH_REASONS
-from sidestep.protocol.request_events import Finished, Iteration, Preempted, Queued, RequestEvents
+from sidestep.protocol.request_events import Iteration, Preempted, RequestEvents
 from sidestep_adapters.recording.format import Items, StreamStart, read
 from sidestep_adapters.recording.replay import Progress, Replay
 
@@ -37,16 +37,10 @@ OWN_SAMPLING = {
 STEPS = "vllm:iteration_tokens_total"
 
 
-def recording(run: str) -> Path:
-    """Return the path of a recording through the tap."""
-    return recorded_run(run)
-
-
 async def replayed(start: Start, run: str) -> dict[str, Family]:
     """Return the exporter's page after the recording of ``run``."""
     async with start() as exporter:
-        player = Replay(recording(run), exporter.endpoints[0], realtime=False, namespace="golden")
-        await asyncio.to_thread(player.run)
+        await replay(exporter, run, "golden")
         return parse(await get(exporter.url))
 
 
@@ -74,7 +68,7 @@ class Played:
         """Apply each item and yield it."""
         applier = Applier(self.registry)
         streams: dict[str, list[Engine]] = {}
-        for record in read(recording(self.run)):
+        for record in read(recorded_run(self.run)):
             if isinstance(record, StreamStart):
                 streams[record.stream] = [self.registry.register(e) for e in record.engines]
             elif isinstance(record, Items):
@@ -168,54 +162,6 @@ def test_a_preemption_counts_when_it_happens(run: str) -> None:
     assert early > 0
 
 
-def test_the_states_of_requests_always_add_up() -> None:
-    """After each report, the states are the requests in the scheduler, by its events."""
-    played = Played("core_aborts")
-    present: set[int] = set()
-    seen: Counter[str] = Counter()
-    compared = 0
-    for engine, item in played.applied():
-        if isinstance(item, RequestEvents):
-            for event in item.events:
-                if isinstance(event, Queued):
-                    present.add(event.request)
-                elif isinstance(event, Finished):
-                    present.discard(event.request)
-            continue
-        states = played.values(engine, "sidestep_requests")
-        if states and getattr(item, "scheduler", None) is not None:
-            compared += 1
-            assert sum(states.values()) == len(present)
-            seen.update({state: int(count > 0) for (state,), count in states.items()})
-
-    assert compared > 500
-    assert {"running", "waiting", "preempted"} <= {state for state, n in seen.items() if n}
-
-
-def test_queued_adapters_differ_from_running_ones() -> None:
-    """The engine names each active adapter in both lists, and none that only waits."""
-    played = Played("core_lora")
-    combinations: set[tuple[str, str]] = set()
-    waiting_only = 0
-    for engine, _ in played.applied():
-        found = played.values(engine, "vllm:lora_requests_info")
-        assert len(found) <= 1
-        combinations.update((running, waits) for _, running, waits in found)
-        states = played.values(engine, "sidestep_lora_requests")
-        running = {adapter for adapter, state in states if state == "running"}
-        waiting_only += any(a not in running for a, state in states if state == "waiting")
-    engines = parse(page_of_engine("page_core_lora"))["vllm:lora_requests_info"]
-    theirs = [dict(labels) for _, labels in engines.samples]
-
-    assert all(x["running_lora_adapters"] == x["waiting_lora_adapters"] for x in theirs)
-    assert ("lora-a", "lora-b") in combinations
-    # --max-loras 1: two adapters never run together.
-    assert {running for running, _ in combinations} <= {"", "lora-a", "lora-b"}
-    assert waiting_only > 0
-    assert [("1", "", "")] == list(found)
-    assert {} == states
-
-
 def test_a_step_of_several_api_servers_is_counted_once() -> None:
     """A step counts as often as the core had output; the engine's page counts each API server's part.
 
@@ -255,7 +201,7 @@ async def test_a_recording_can_be_replayed_repeatedly(start: Start) -> None:
     async with start() as exporter:
         for times in (1, 2):
             player = Replay(
-                recording("core_lora"), exporter.endpoints[0], realtime=False, namespace="again"
+                recorded_run("core_lora"), exporter.endpoints[0], realtime=False, namespace="again"
             )
             halted = threading.Event()
             rounds = _Counted(times, halted)

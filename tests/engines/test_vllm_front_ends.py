@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from exporters import Start, until
 from intakes import Fed
-from rendered import render
 from sidestep.catalog.slo import Objective
-from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import FrontEndLatencies, VllmStep
 from sidestep.ingest.bindings import FRONT_END_WAIT
@@ -38,7 +33,6 @@ from sidestep.protocol.request_events import (
     Scheduled,
 )
 from sidestep.snapshot.capture import restore
-from sidestep_adapters.publisher.publisher import Publisher
 
 TTFT, E2E = "vllm:time_to_first_token_seconds", "vllm:e2e_request_latency_seconds"
 HOP = "sidestep_frontend_hop_seconds"
@@ -149,31 +143,6 @@ def test_a_core_waits_for_its_front_end() -> None:
     made.items("api", front_end_items())
 
     assert observed(made, TTFT) == (1, 2.25)
-
-
-async def test_an_exporter_that_starts_late_counts_each_request_once(
-    start: Start, tmp_path: Path
-) -> None:
-    """Over real sockets: core and front end have the same request in their rings and reconnect in any order."""
-    endpoint = f"ipc://{tmp_path}/i.ipc"
-    core = Publisher(endpoint, "core", hello(CORE, FRONT_END_STATS))
-    api = Publisher(endpoint, "api", hello(FRONT_END))
-    for publisher, items in ((core, core_items()), (api, front_end_items())):
-        for item in items:
-            publisher.push(DIALECTS.decode(item))
-    try:
-        async with start(ingest_endpoint=(endpoint,)) as exporter:
-            both = (core, api)
-            await until(lambda: all(one.connected and one.drained for one in both))
-            page = render(exporter.registry).decode()
-    finally:
-        for publisher in (core, api):
-            publisher.close()
-
-    labels = '{engine="0",model_name="m"}'
-    for name, seconds in ((TTFT, 2.25), (E2E, 4.25)):
-        assert f"{name}_count{labels} 1\n" in page
-        assert f"{name}_sum{labels} {seconds}\n" in page
 
 
 def test_a_new_core_waits_until_one_front_end_is_there(fed: Fed) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from exporters import MAIN_RUN, Start
 from prometheus_server import BINARIES, prometheus
+from replays import replay
 from sidestep.app.exporter import Exporter
-from sidestep_adapters.recording.replay import Replay
 
 
 @pytest.fixture
@@ -42,8 +42,7 @@ async def scraping(
 
 async def replayed(exporter: Exporter, run: Path) -> str:
     """Its URL, with a run in it."""
-    player = Replay(run, exporter.endpoints[0], realtime=False, namespace="test")
-    await asyncio.to_thread(player.run)
+    await replay(exporter, run)
     return exporter.url
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import aiohttp
 import msgspec
 import pytest
@@ -13,6 +11,7 @@ from intakes import CORE_RUNS, Fed, steps
 from metric_families import buckets_of, families, labels_of, parsed
 from pages import parse
 from rendered import render_protobuf as render
+from replays import replay
 from sidestep.app.exporter import Exporter
 from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import encode_item
@@ -25,7 +24,6 @@ from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import EngineInfo, Settings
 from sidestep.protocol.self_described import Family, Sample, Samples
 from sidestep.snapshot.capture import restore
-from sidestep_adapters.recording.replay import Replay
 
 PROTOBUF = CONTENT_TYPES["protobuf"].replace(" ", "")
 BOTH = NativeSettings({}, lambda: 1000.25, both=True)
@@ -206,17 +204,11 @@ async def fetched(exporter: Exporter, accept: str, path: str = "") -> tuple[str,
         return answer.headers["Content-Type"], await answer.read()
 
 
-async def play(exporter: Exporter) -> None:
-    """Replay the main run into ``exporter``."""
-    player = Replay(MAIN_RUN, exporter.endpoints[0], realtime=False, namespace="test")
-    await asyncio.to_thread(player.run)
-
-
 @pytest.mark.parametrize("histograms", ["native", "both"])
 async def test_the_whole_page_over_http(start: Start, histograms: str) -> None:
     """With the exporter's own families; ``name[]`` selects families."""
     async with start(histograms=histograms) as exporter:
-        await play(exporter)
+        await replay(exporter, MAIN_RUN)
         text = parse((await fetched(exporter, "text/plain"))[1].decode())
         kind, body = await fetched(exporter, PROTOBUF)
         found = {family.name: family for family in families(body)}
@@ -256,7 +248,7 @@ async def test_merged_and_thinned_pages_are_text_only(
 ) -> None:
     """A client that prefers protobuf gets text."""
     async with start(histograms="native", **options) as exporter:
-        await play(exporter)
+        await replay(exporter, MAIN_RUN)
         kind, body = await fetched(exporter, f"{PROTOBUF},text/plain;q=0.5", path)
 
     assert kind == CONTENT_TYPES["text"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,25 +17,19 @@ from prometheus_client.registry import Collector
 from exporters import MAIN_RUN, SPEC_RUN, started, until
 from pages import get, parse
 from promtool import PROMTOOL, complaints
+from replays import replay
 from sidestep.app.exporter import Exporter
 from sidestep.app.run import running
 from sidestep.config.settings import read
 from sidestep.exposition.negotiation import CONTENT_TYPES, Format, negotiate
-from sidestep_adapters.recording.replay import Replay
-
-
-async def play(exporter: Exporter, path: Path = MAIN_RUN) -> None:
-    """Replay a recording into ``exporter``."""
-    player = Replay(path, exporter.endpoints[0], realtime=False, namespace="test")
-    await asyncio.to_thread(player.run)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def exporter(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Exporter]:
     """Return an exporter that has received two recorded runs, and that no test changes."""
     async with started(tmp_path_factory.mktemp("exporter")) as made:
-        await play(made)
-        await play(made, SPEC_RUN)
+        await replay(made, MAIN_RUN)
+        await replay(made, SPEC_RUN)
         yield made
 
 

@@ -15,11 +15,10 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from random import Random
 
-import aiohttp
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from exporter_processes import process
+from pages import get, parse
 from ports import free_port
 
 STEPS = 20
@@ -87,28 +86,15 @@ class Box:
             await self._exporter.aclose()
             self._exporter = None
 
-    async def page(self) -> str:
-        """Return the exporter's page."""
-        async with aiohttp.ClientSession() as session, session.get(self.url) as response:
-            return await response.text()
-
     async def tokens(self) -> dict[str, float]:
         """Return the tokens of each series, by the label ``origin``."""
-        return {
-            sample.labels.get("origin", ""): sample.value
-            for family in text_string_to_metric_families(await self.page())
-            for sample in family.samples
-            if sample.name == "vllm:generation_tokens_total"
-        }
+        page = parse(await get(self.url))
+        found = page["vllm:generation_tokens"].samples if "vllm:generation_tokens" in page else {}
+        return {dict(labels).get("origin", ""): value for (_, labels), value in found.items()}
 
     async def conflicts(self) -> float:
         """Return the conflicts of identities that the exporter has counted."""
-        (found,) = (
-            sample.value
-            for family in text_string_to_metric_families(await self.page())
-            for sample in family.samples
-            if sample.name == "sidestep_identity_conflicts_total"
-        )
+        (found,) = parse(await get(self.url))["sidestep_identity_conflicts"].samples.values()
         return found
 
 

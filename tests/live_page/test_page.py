@@ -25,6 +25,7 @@ from exporters import Start, recorded_run, until
 from lookup_senders import serve
 from pages import get, parse
 from ports import free_port
+from replays import replay
 from reporting_processes import process
 from sidestep.app.exporter import Exporter
 from sidestep.engines.vllm.wire import SchedulerStats as VllmStats
@@ -35,7 +36,6 @@ from sidestep.protocol.messages import Bye, EngineInfo, Hello
 from sidestep.protocol.progress import Progress
 from sidestep.tracking.health.states import EngineState
 from sidestep_adapters.publisher.publisher import Publisher
-from sidestep_adapters.recording.replay import Replay
 from socket_peers import batch, connect
 
 CHROMIUM = shutil.which("chromium")
@@ -114,12 +114,6 @@ async def opened(browser: Browser, url: str, **settings: Any) -> AsyncIterator[P
     assert found == []
 
 
-async def play(exporter: Exporter, path: Path) -> None:
-    """Replay a recording."""
-    player = Replay(path, exporter.endpoints[0], realtime=False, namespace="test")
-    await asyncio.to_thread(player.run)
-
-
 def heat_map_sums(page: Page) -> Locator:
     """Return the text of a heat map that shows observations."""
     return page.locator(".heatmap .readout", has_text="observations, most of them").first
@@ -130,7 +124,7 @@ async def fill_heat_maps(exporter: Exporter, page: Page) -> None:
     sums = heat_map_sums(page)
     deadline = time.monotonic() + 60.0
     while not await sums.count() and time.monotonic() < deadline:
-        await play(exporter, recorded_run("core_aborts"))
+        await replay(exporter, recorded_run("core_aborts"))
         await asyncio.sleep(2.0)
     await expect(sums).to_be_visible()
 
@@ -289,7 +283,7 @@ async def test_a_link_leads_from_the_verdict_to_the_details(start: Start, browse
 async def test_where_the_time_goes(start: Start, browser: Browser) -> None:
     """Parts of an engine's requests and its limits have bars, and its slowest requests a time line."""
     async with start() as exporter, opened(browser, base(exporter)) as page:
-        await play(exporter, recorded_run("core_aborts"))
+        await replay(exporter, recorded_run("core_aborts"))
         (name,) = exporter.registry.engines
         engine = exporter.registry.engines[name]
         count = part_counter(engine)

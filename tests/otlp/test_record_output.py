@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -21,6 +20,7 @@ from pages import get, parse
 from ports import free_port
 from records_of import ENGINE, recorded
 from replays import replay
+from request_runs import lines
 from schedulers import WALL
 from sidestep.otlp.destination import LOGS, TRACES, Destination
 from sidestep.otlp.resource import Resource
@@ -225,11 +225,6 @@ async def test_an_unreadable_record_is_counted(sending: tuple[Sending, Receiver]
 
     assert made.counts == (parts(made, 1), 0)
     assert made.metrics.value(LOST, "unreadable", made.queue.name) == 3
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    """Return the records in a file."""
-    return [json.loads(one) for one in path.read_text().splitlines()]
 
 
 async def test_all_outputs_have_the_same_records(start: Start, tmp_path: Path) -> None:

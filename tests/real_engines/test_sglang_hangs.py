@@ -37,7 +37,7 @@ from real_engines.hangs import (
 )
 from real_engines.health_watch import HealthWatch
 from real_engines.load import Ask, Client
-from real_engines.sglang_server import SglangServer
+from real_engines.processes import Server
 from real_engines.sites import SglangSite
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module")]
@@ -80,7 +80,7 @@ class Bench:
     """The exporter and the server that the tests share."""
 
     watch: HealthWatch
-    server: SglangServer
+    server: Server
     wedges: Path
 
 

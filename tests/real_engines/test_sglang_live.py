@@ -27,9 +27,8 @@ from real_engines.comparison import (
     value,
 )
 from real_engines.load import Ask, Client, generated, reasons
-from real_engines.processes import ExporterProcess
+from real_engines.processes import ExporterProcess, Server
 from real_engines.sglang_runs import BOUNDS, LABELLED, MIXED, PARALLEL
-from real_engines.sglang_server import SglangServer
 from real_engines.sites import SglangSite
 from sglang_pages import ALLOWED, says_nothing
 
@@ -65,7 +64,7 @@ def up(page: Page) -> float:
 
 
 async def agree_while_busy(
-    server: SglangServer, exporter: ExporterProcess, client: Client
+    server: Server, exporter: ExporterProcess, client: Client
 ) -> dict[str, float]:
     """Return gauges that are 0 on an idle engine, once both pages agree on them while requests run."""
     asks = [Ask(client.text(30), 1500) for _ in range(2)]

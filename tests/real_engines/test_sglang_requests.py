@@ -20,6 +20,7 @@ from real_engines.processes import ExporterProcess
 from real_engines.sglang_runs import CUSTOM_LABELS
 from real_engines.sglang_server import RETRACTING
 from real_engines.sites import SglangSite
+from request_runs import lines
 
 pytestmark = pytest.mark.engine
 
@@ -74,11 +75,6 @@ class Scrapes:
         if not self._may_replace:
             assert {key: n for key, n in self._before.items() if now[key] < n} == {}
         self._before = now
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    """Return the records."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def named(groups: Iterable[Iterable[Ask]]) -> Iterator[list[Ask]]:

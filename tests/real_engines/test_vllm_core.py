@@ -25,7 +25,7 @@ from real_engines.comparison import (
     value,
 )
 from real_engines.load import MAIN_ENVIRON, MAIN_FLAGS, Answer, Ask, Client, generated, reasons
-from real_engines.processes import ExporterProcess, VllmServer, at_start
+from real_engines.processes import ExporterProcess, Server, at_start
 from real_engines.sites import (
     BLOCK_LIFETIMES,
     BLOCKS,
@@ -181,7 +181,7 @@ async def test_waiting_adapters_are_distinct_from_running_ones(
     assert_nothing_refused(ours)
 
 
-async def killed_exporter(vllm: VllmSite, server: VllmServer) -> tuple[list[Answer], Page] | None:
+async def killed_exporter(vllm: VllmSite, server: Server) -> tuple[list[Answer], Page] | None:
     """Return long completions and the page of an exporter that replaced a killed one meanwhile.
 
     Returns:

@@ -36,7 +36,7 @@ from real_engines.hangs import (
 )
 from real_engines.health_watch import HealthWatch
 from real_engines.load import Ask, Client
-from real_engines.processes import VllmServer
+from real_engines.processes import Server
 from real_engines.sites import TAP, VllmSite
 from sidestep_adapters.vllm.front_end_progress import CALM
 
@@ -92,7 +92,7 @@ WEDGES = [
 class Engine:
     """One server, and the model name that distinguishes its engine at the exporter."""
 
-    server: VllmServer
+    server: Server
     name: str
     began_at: float = 0.0
 

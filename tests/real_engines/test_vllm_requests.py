@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from real_engines.comparison import total as observed
 from real_engines.load import MAIN_ENVIRON, MAIN_FLAGS, Answer, Ask, Client, generated, reasons
 from real_engines.processes import ExporterProcess
 from real_engines.sites import TAP, VllmSite
+from request_runs import lines
 
 pytestmark = pytest.mark.engine
 
@@ -30,11 +30,6 @@ SENDERS = {"tap": (TAP, {}), "plugin": ([], {"SIDESTEP_VLLM_MODE": "instead"})}
 def sender(request: pytest.FixtureRequest) -> tuple[list[str], dict[str, str]]:
     """Return the flags and variables of one that sends requests' events."""
     return SENDERS[request.param]
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    """Return the records."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def ends(records: list[dict[str, Any]]) -> Counter[str]:

@@ -19,6 +19,7 @@ from exporters import Start, recorded_run
 from pages import get, parse
 from records_of import recorded
 from replays import replay
+from request_runs import lines
 from schedulers import WALL, Scheduler, actions
 from sidestep.protocol.iteration_stats import FINISH_REASONS
 from sidestep.protocol.request_events import (
@@ -36,11 +37,6 @@ from sidestep.transport.process import lowest_free_descriptor
 from sidestep_adapters.recording.replay import Replay
 
 STOP = FINISH_REASONS.index("stop")
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    """Return the records in a file."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 @given(actions)

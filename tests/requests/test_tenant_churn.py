@@ -1,4 +1,4 @@
-"""Tenants that come and go: sums are exact on every page.
+"""Tenants that come and go: memory and series of an exporter are bounded.
 
 ``CHURN_TENANTS=1000000`` makes the long run.
 """
@@ -50,23 +50,6 @@ GROWTH = 64 * MIB
 HELD = 4 * MIB
 """Bytes that the publisher may hold back before no more requests are made."""
 PRICE = "*,input=0.5,cached=0.05,output=1.5"
-PARTS = {"kv_block_seconds": 1e6, "cost": 1e12}
-"""Whole numbers that a unit consists of; all other counters are whole."""
-TOTALS = {
-    "requests": ("vllm:request_success", ()),
-    "failed_requests": ("vllm:request_success", ("abort", "error")),
-    "prompt_tokens": ("vllm:prompt_tokens_by_source", ("local_compute",)),
-    "cached_prompt_tokens": (
-        "vllm:prompt_tokens_by_source",
-        ("local_cache_hit", "external_kv_transfer"),
-    ),
-    "generation_tokens": ("vllm:generation_tokens", ()),
-    "kv_block_seconds": ("sidestep_kv_block_seconds", ()),
-    "cost": ("sidestep_cost", ()),
-}
-"""Family of the engine, and values of its label, by family of tenants."""
-Shown = dict[str, dict[str, int]]
-"""Whole numbers by family and tenant."""
 
 
 class Load:
@@ -77,7 +60,6 @@ class Load:
         self.number = 0
         self.now = 1000.0
         self.requests: Counter[str] = Counter()
-        self.tokens: Counter[str] = Counter()
 
     def item(self, tenants: Sequence[str]) -> RequestEvents:
         """Return a request for each of ``tenants``."""
@@ -88,7 +70,6 @@ class Load:
             number, at, tokens = self.number, self.now, self.random.randint(1, 9)
             prompt = self.random.randint(1, 99)
             self.requests[tenant] += 1
-            self.tokens[tenant] += tokens
             events += [
                 Queued(number, at, 1e9 + at, prompt, identity=Identity("", "", tenant)),
                 Scheduled(number, at),
@@ -111,28 +92,11 @@ async def publishing(folder: Path) -> AsyncIterator[Publisher]:
         await asyncio.to_thread(publisher.close, 0.5)
 
 
-async def shown(url: str) -> Shown:
-    """Return the counters by tenant of a page, after checking that their sums are the engine's counters."""
-    names = {f"sidestep_tenant_{name}_total" for name in TOTALS}
-    names |= {f"{family}_total" for family, _ in TOTALS.values()}
-    page = parse(await get(f"{url}?{'&'.join(f'name[]={name}' for name in sorted(names))}"))
-    found: Shown = {}
-    for name, (family, values) in TOTALS.items():
-        parts = PARTS.get(name, 1)
-        tenants = {
-            dict(labels)["tenant"]: round(value * parts)
-            for (_, labels), value in page[f"sidestep_tenant_{name}"].samples.items()
-        }
-        own = sum(
-            round(value * parts)
-            for (_, labels), value in page[family].samples.items()
-            if not values or {value for _, value in labels} & {*values}
-        )
-        assert sum(tenants.values()) == own, name
-        assert len(tenants) <= SHOWN + 1, name
-        assert min(tenants.values()) >= 0, name
-        found[name] = tenants
-    return found
+async def shown(url: str) -> dict[str, float]:
+    """Return the requests of the tenants on a page."""
+    family = "sidestep_tenant_requests"
+    page = parse(await get(f"{url}?name[]={family}_total"))
+    return {dict(labels)["tenant"]: n for (_, labels), n in page[family].samples.items()}
 
 
 def resident(pid: int) -> int:
@@ -142,16 +106,15 @@ def resident(pid: int) -> int:
 
 
 async def test_many_tenants_pass(tmp_path: Path) -> None:
-    """Memory and series are bounded, all sums are exact, and no series of a tenant that stays decreases."""
-    load, seen = Load(), Counter[str]()
+    """Memory and series are bounded, and no request is lost."""
+    load = Load()
     flags = ("--tenants.by", "cache-salt", "--tenants.max", SHOWN, "--prices.model", PRICE)
-    before: Shown = {}
-    moved = light = checked = 0
+    before: dict[str, float] = {}
+    moved = light = first = 0
     async with (
         process(tmp_path, *flags) as (exporter, url),
         publishing(tmp_path) as publisher,
     ):
-        first = 0
         for scrape in range(SCRAPES):
             phase = scrape * PHASES // SCRAPES
             for _ in range(DISTINCT // SCRAPES // 60 + 1):
@@ -163,26 +126,18 @@ async def test_many_tenants_pass(tmp_path: Path) -> None:
             if not scrape:
                 await until(lambda: publisher.drained)
             now = await shown(url)
-            checked += 1
+            assert len(now) <= SHOWN + 1
             first = first or resident(exporter.pid)
-            for name, counts in before.items():
-                for tenant, count in counts.items():
-                    assert now[name].get(tenant, count) >= count, (name, tenant)
-            moved += len(before.get("requests", {}).keys() - now["requests"].keys())
-            seen.update(now["requests"].keys())
+            moved += len(before.keys() - now.keys())
             before = now
         await until(lambda: publisher.drained)
         now, memory = await shown(url), resident(exporter.pid)
-    assert sum(now["requests"].values()) == load.number
-    assert sum(now["generation_tokens"].values()) == sum(load.tokens.values())
-    assert all(
-        now["requests"][name] <= load.requests[name] for name in now["requests"].keys() - {OTHER}
-    )
+    assert sum(now.values()) == load.number
+    assert all(now[name] <= load.requests[name] for name in now.keys() - {OTHER})
     assert light >= DISTINCT
-    assert checked >= 100
     assert moved > HEAVY, "tenants leave"
     assert memory - first <= GROWTH
     sys.stdout.write(
-        f"{light:,} tenants, {load.number:,} requests, {checked} pages, {moved} left, memory"
+        f"{light:,} tenants, {load.number:,} requests, {moved} left, memory"
         f" {first / MIB:.1f} MiB, then {memory / MIB:.1f} MiB\n"
     )

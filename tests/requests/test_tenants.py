@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from exporters import Start
@@ -116,6 +116,7 @@ def with_tenants(events: Sequence[Event], names: Sequence[str]) -> list[Event]:
     return found
 
 
+@example([("ask", 1, 0)] * 8, list("abcdefgh"), 1)
 @given(actions, st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=9), st.integers(1, 5))
 def test_sums_equal_totals_after_every_item(
     chosen: list[tuple[str, int, int]], names: list[str], limit: int

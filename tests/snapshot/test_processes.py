@@ -13,14 +13,13 @@ import pytest
 from exporter_processes import process
 from exporters import MAIN_RUN, Start, until
 from pages import get, parse
-from sidestep.app.exporter import Exporter
+from replays import replay
 from sidestep.engines.vllm.wire import SchedulerStats, VllmStep
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import EngineInfo
 from sidestep.snapshot.capture import Capture
 from sidestep.snapshot.state_file import DAMAGED, SNAPSHOT, StateDirectory
 from sidestep_adapters.publisher.publisher import Publisher
-from sidestep_adapters.recording.replay import Replay
 
 ENGINE = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"})
 TOKENS = "vllm:generation_tokens"
@@ -32,16 +31,10 @@ def value(page: str, family: str) -> float:
     return sum(found.samples.values()) if found is not None else 0.0
 
 
-async def replay(exporter: Exporter) -> None:
-    """Replay a recorded run."""
-    player = Replay(MAIN_RUN, exporter.endpoints[0], realtime=False, namespace="test")
-    await asyncio.to_thread(player.run)
-
-
 async def test_counters_survive_an_orderly_restart(start: Start, tmp_path: Path) -> None:
     """The log of the next process says what was restored."""
     async with start(state_dir=str(tmp_path / "state")) as exporter:
-        await replay(exporter)
+        await replay(exporter, MAIN_RUN)
         before = parse(await get(exporter.url))
     async with start(state_dir=str(tmp_path / "state")) as exporter:
         after = parse(await get(exporter.url))
@@ -61,7 +54,7 @@ async def test_page_waits_for_a_snapshot_of_what_it_exposes(
     """No counter on a page decreases after a crash."""
     state, crashed = tmp_path / "state", tmp_path / "crashed"
     async with start(state_dir=str(state)) as exporter:
-        await replay(exporter)
+        await replay(exporter, MAIN_RUN)
         (engine,) = exporter.registry.engines.values()
         (slot,) = engine.layout.find(f"{TOKENS}_total").slots
         engine.values[slot] = (engine.values[slot] or 0) + 1
@@ -174,7 +167,7 @@ async def test_damaged_snapshot_is_logged_and_counters_start_at_0(
 ) -> None:
     """An older snapshot is not used: items after it would count twice."""
     async with start(state_dir=str(tmp_path / "state")) as exporter:
-        await replay(exporter)
+        await replay(exporter, MAIN_RUN)
     path = tmp_path / "state" / SNAPSHOT
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 4
@@ -198,7 +191,7 @@ async def test_a_directory_in_place_of_the_snapshot_is_set_aside(
     name = f"{DAMAGED}.2" if has_file else DAMAGED
     async with start(state_dir=str(state)) as exporter:
         assert f"was set aside as {name}: all counters start at 0" in caplog.text
-        await replay(exporter)
+        await replay(exporter, MAIN_RUN)
         before = value(await get(exporter.url), TOKENS)
         assert exporter.metrics.value("sidestep_snapshot_errors_total") == 0
     async with start(state_dir=str(state)) as exporter:

@@ -256,6 +256,25 @@ def _shown(labels: Labels) -> Labels:
     return tuple((name, value) for name, value in labels if value)
 
 
+class Unpublished(Process):
+    """The records of a process whose calls a test takes itself."""
+
+    def __init__(self, *, beside: bool = False) -> None:
+        super().__init__("ipc://nowhere", "pod", beside=beside)
+        self.failures: list[str] = []
+        self.deferred.fail = self.failures.append
+
+    def start(self, name: str, model: str = "") -> None:
+        """Start no publisher."""
+
+    def taken(self) -> list[Item]:
+        """Return the items of all calls."""
+        found: list[Item] = []
+        while self.deferred:
+            found += self.deferred.items()
+        return found
+
+
 class Shown:
     """The exporter's page of what a process has recorded."""
 

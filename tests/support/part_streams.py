@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -20,7 +20,6 @@ from sidestep.protocol.request_events import (
     Preempted,
     Prompt,
     Queued,
-    RequestEvents,
     Scheduled,
 )
 
@@ -222,48 +221,3 @@ class Simulation:
                 total += step.ended - max(begin, request.joined[0])
             before = step.ended
         return total
-
-
-def front_ends(simulation: Simulation, count: int) -> Iterator[RequestEvents]:
-    """Yield the items of ``count`` front ends with the same requests, an item a step.
-
-    A front end learns of its requests with their outputs, and only of those that have any.
-    """
-    known: dict[int, list[Event]] = {}
-
-    def own(request: int) -> int:
-        return request * count + request % count
-
-    for event in simulation.events:
-        if isinstance(event, Iteration):
-            for front in range(count):
-                served = [
-                    n for output in event.outputs for n in output.requests if n % count == front
-                ]
-                if not served:
-                    continue
-                events = [one for number in served for one in known.pop(number, [])]
-                output = Output(event.stamp, [own(number) for number in served])
-                prompts = [
-                    Prompt(own(p.request), p.computed) for p in event.prompts if p.request in served
-                ]
-                step = Iteration(
-                    event.stamp, event.stamp, event.wall, [output], [], prompts=prompts
-                )
-                step.is_slice = front > 0
-                yield _item(front, count, event.stamp, [*events, step])
-        elif isinstance(event, Finished):
-            waiting = [one for one in known.pop(event.request, []) if isinstance(one, Queued)]
-            front = event.request % count
-            ended = Finished(own(event.request), event.stamp, event.wall, event.reason)
-            yield _item(front, count, event.stamp, [*waiting, ended])
-        elif isinstance(event, Queued):
-            queued = Queued(own(event.request), event.stamp, event.arrival, event.prompt_tokens)
-            known[event.request] = [queued]
-        elif isinstance(event, Scheduled | Preempted):
-            made = type(event)(own(event.request), event.stamp)
-            known.setdefault(event.request, []).append(made)
-
-
-def _item(front: int, count: int, stamp: float, events: list[Event]) -> RequestEvents:
-    return RequestEvents(0, stamp, 7 + front, events, process=front, processes=count)

@@ -12,6 +12,7 @@ from sidestep.protocol.messages import EngineInfo
 from sidestep_adapters.publisher.publisher import Publisher
 
 LABELS = {"engine": "0", "model_name": "m"}
+ENGINE = EngineInfo("e", "vllm", LABELS)
 
 
 def count(tokens: int = 1) -> VllmStep:

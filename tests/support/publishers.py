@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from types import TracebackType
 from typing import final
 
 import zmq
@@ -31,12 +30,7 @@ class Publisher:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join()
         self.socket.close()
@@ -61,7 +55,7 @@ class Publisher:
 
     def restart(self) -> None:
         """Start again as another process, without past messages."""
-        self.__exit__(None, None, None)
+        self.__exit__()
         self._said = []
         self.__enter__()
 

@@ -1,4 +1,4 @@
-"""Replays of recorded runs to an exporter of the same process."""
+"""Replays of recorded runs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from sidestep.app.exporter import Exporter
 from sidestep_adapters.recording.replay import Replay
 
 
-async def replay(exporter: Exporter, run: str | Path, namespace: str = "test") -> None:
-    """Replay a run, or the recorded run of this name."""
+async def replay(exporter: Exporter | str, run: str | Path, namespace: str = "test") -> None:
+    """Replay a run, or the recorded run of this name, to an exporter or an endpoint."""
     path = recorded_run(run) if isinstance(run, str) else run
-    player = Replay(path, exporter.endpoints[0], realtime=False, namespace=namespace)
+    endpoint = exporter if isinstance(exporter, str) else exporter.endpoints[0]
+    player = Replay(path, endpoint, realtime=False, namespace=namespace)
     await asyncio.to_thread(player.run)

@@ -10,7 +10,7 @@ import sys
 import time
 from multiprocessing.connection import Connection
 
-from publishers_of_one import step
+from peers import count as step
 from sidestep.protocol.messages import CORE, FRONT_END, EngineInfo
 from sidestep_adapters.publisher.environment import identity, namespace
 from sidestep_adapters.publisher.publisher import Publisher

@@ -73,3 +73,12 @@ def write(path: Path, records: Sequence[RequestRecord]) -> Path:
     ordered = sorted(records, key=lambda record: record.time)
     path.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in ordered))
     return path
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """Return the records of a request log, of which there are none before the first."""
+    return (
+        [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
+        if path.exists()
+        else []
+    )

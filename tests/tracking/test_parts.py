@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from intakes import CORE_RUNS, steps
-from part_streams import BEFORE_OUTPUT, Simulation, Turn, front_ends, turns
+from part_streams import BEFORE_OUTPUT, Simulation, Turn, turns
 from records_of import Kept
 from schedulers import WALL
 from sidestep.engines.dialects import DIALECTS
@@ -149,30 +149,6 @@ def test_parts_are_those_of_the_simulation(
     assert {n: one.parts for n, one in ended.items()} == {n: one.parts for n, one in again.items()}
 
 
-@given(turns, st.integers(1, 3), cuts)
-def test_front_ends_alone_know_less_and_the_parts_still_sum(
-    chosen: list[Turn], count: int, restarts: list[int]
-) -> None:
-    """They know neither limits nor steps."""
-    simulation = Simulation()
-    simulation.run(chosen)
-    items = list(front_ends(simulation, count))
-
-    ended = play(items, restarts)
-
-    assert len(simulation.requests) == len(ended)
-    for request in simulation.requests:
-        parts = ended[request.number * count + request.number % count].parts
-        assert parts is not None
-        assert sum(parts.values()) == pytest.approx(request.e2e, abs=EXACT)
-        known = {"front_end_in", "queue.unknown", "prefill", "decode", "preempted", "recompute"}
-        assert parts.keys() <= known
-        if request.outputs and not request.is_aborted:
-            assert parts.get("preempted", 0.0) == pytest.approx(
-                simulation.preempted(request), abs=EXACT
-            )
-
-
 @given(turns, st.lists(st.floats(-0.2, 0.2), min_size=1), cuts, st.booleans())
 def test_parts_sum_to_what_the_front_end_reports(
     chosen: list[Turn], delays: list[float], restarts: list[int], is_first: bool
@@ -242,6 +218,16 @@ def test_steps_that_are_always_apart_are_no_stalls() -> None:
     parts = parts_of([*events, end(2, 201.7)], 2)
 
     assert parts == {"prefill": 0.7, "decode": 99.0}
+
+
+def test_a_front_end_does_not_know_which_steps_had_a_prompt() -> None:
+    """All time until the first output is prefill."""
+    events: list[Event] = [Queued(1, 1.0, WALL + 1.0), Scheduled(1, 1.5)]
+    events += [Iteration(at, at, WALL + at, [Output(at, [1])], []) for at in (4.0, 6.0)]
+
+    parts = parts_of([*events, end(1, 6.0)])
+
+    assert parts == {"queue.unknown": 0.5, "prefill": 2.5, "decode": 2.0}
 
 
 def test_a_step_counts_as_decode_until_one_without_prefill_is_known() -> None:

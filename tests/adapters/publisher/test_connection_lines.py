@@ -11,7 +11,7 @@ from fuzz import zmtp_peer as raw
 
 from exporters import Start, until
 from key_ring import Ring
-from publishers_of_one import publisher
+from peers import publisher
 from sidestep.protocol.messages import EngineInfo
 from sidestep.telemetry import peer_log
 from sidestep.transport.keys import CLIENT_KEY, SERVER_KEY

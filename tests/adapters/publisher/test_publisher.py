@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from exporters import Start, until
-from publishers_of_one import ENGINE, publisher, step
+from peers import ENGINE, count, publisher
 from python_programs import run_python
 from sidestep.app.exporter import Exporter
 from sidestep.metrics.computed_gauges import scalar
@@ -38,7 +38,7 @@ async def test_an_exporter_that_starts_later_gets_all_items(start: Start, tmp_pa
     """Until then items wait; nothing blocks and nothing is lost."""
     one = publisher(f"ipc://{tmp_path}/ingest.ipc")
     for _ in range(100):
-        one.push(step())
+        one.push(count())
     await until(lambda: one.queued == 0)
     async with start() as exporter:
         await until(lambda: generated(exporter) == 100)
@@ -51,7 +51,7 @@ async def test_the_rest_is_sent_to_an_exporter_that_returns_during_the_end(start
         one = publisher(exporter.endpoints[0])
         await until(lambda: one.connected)
     for _ in range(100):
-        one.push(step())
+        one.push(count())
     begun = time.monotonic()
     closing = asyncio.create_task(asyncio.to_thread(one.close, 30.0))
     await until(lambda: one.queued == 0 and time.monotonic() > begun + 2 * CONNECT_TIMEOUT)
@@ -75,7 +75,7 @@ async def test_the_exporters_sample_rate_is_received_and_updated(start: Start) -
 def test_push_makes_no_call_that_could_block(tmp_path: Path) -> None:
     """The step's thread takes no lock, encodes nothing and makes no system call."""
     one = publisher(f"ipc://{tmp_path}/nobody.ipc")
-    item = step()
+    item = count()
     called: list[str] = []
 
     def record(_: object, event: str, what: object) -> None:
@@ -106,7 +106,7 @@ async def test_small_steps_wake_the_publisher_seldom(start: Start) -> None:
     async with start() as exporter:
         one = Publisher(exporter.endpoints[0], "s", [ENGINE])
         await until(lambda: one.connected)
-        one.push(step())
+        one.push(count())
         await until(lambda: generated(exporter) == 1)
         frames = exporter.metrics.value("sidestep_messages_total", "batch")
         wakes = voluntary_switches("sidestep-publisher")
@@ -114,7 +114,7 @@ async def test_small_steps_wake_the_publisher_seldom(start: Start) -> None:
         pushed = 1
         while (passed := time.monotonic() - began) < seconds:
             # On a machine that is too slow for the rate, steps that are late are left out.
-            one.push(step())
+            one.push(count())
             pushed += 1
             await asyncio.sleep(0.01)
         frames = exporter.metrics.value("sidestep_messages_total", "batch") - frames
@@ -151,7 +151,7 @@ def test_a_full_queue_drops_and_counts(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(Publisher, "_run", lambda _: None)
     one = publisher(f"ipc://{tmp_path}/nobody.ipc")
     for _ in range(QUEUE_ITEMS + 7):
-        one.push(step())
+        one.push(count())
 
     assert one.queued == QUEUE_ITEMS
     assert one.dropped == 7
@@ -162,12 +162,12 @@ async def test_items_of_a_refused_stream_are_dropped_and_counted(start: Start) -
     async with start() as exporter:
         exporter.intake.receiver.attach("s", incarnation=99)
         one = Publisher(exporter.endpoints[0], "s", [ENGINE], flush_interval=0.5)
-        one.push(step())
+        one.push(count())
         await until(lambda: one.refused)
         for _ in range(QUEUE_ITEMS + 7):
-            one.push(step())
+            one.push(count())
         await asyncio.to_thread(one.close)
-        one.push(step())
+        one.push(count())
 
     assert (one.queued, one.dropped) == (0, 1 + QUEUE_ITEMS + 7 + 1)
 
@@ -206,10 +206,10 @@ async def test_an_item_that_cannot_be_encoded_drops_only_itself(start: Start) ->
     """The failure is counted and reported to the exporter; later items of the same record arrive."""
     async with start() as exporter:
         one = publisher(exporter.endpoints[0])
-        bad = step()
+        bad = count()
         bad.iteration = object()  # type: ignore[assignment]
-        one.push(lambda: [step(), bad, step()])
-        one.push(step())
+        one.push(lambda: [count(), bad, count()])
+        one.push(count())
         await until(lambda: generated(exporter) == 3)
         await until(lambda: exporter.ingest.intake.receiver.streams["s"].errors == 1)
         await asyncio.to_thread(one.close)
@@ -219,9 +219,9 @@ async def test_an_item_that_cannot_be_encoded_drops_only_itself(start: Start) ->
 
 FORK = """
 import os, sys, time
-from publishers_of_one import publisher, step
+from peers import count, publisher
 one = publisher(sys.argv[1])
-one.push(step(1))
+one.push(count(1))
 deadline = time.monotonic() + 30
 while not one.drained:
     assert time.monotonic() < deadline
@@ -229,13 +229,13 @@ while not one.drained:
 child = os.fork()
 if child == 0:
     assert one.queued == 0
-    one.push(step(10))
+    one.push(count(10))
     # As multiprocessing leaves a child: past atexit, but not past finalizers.
     from multiprocessing import util
     util._exit_function()
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
-one.push(step(100))
+one.push(count(100))
 sys.exit(0)
 """
 
@@ -254,7 +254,7 @@ async def test_a_caller_need_not_wait_for_the_goodbye(start: Start) -> None:
     async with start() as exporter:
         one = publisher(exporter.endpoints[0])
         await until(lambda: one.connected)
-        one.push(step())
+        one.push(count())
         # On the exporter's own event loop: a call that waited would keep it from answering.
         one.close(wait=False)
         await until(lambda: generated(exporter) == 1)

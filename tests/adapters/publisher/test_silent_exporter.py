@@ -12,7 +12,7 @@ from fuzz import zmtp_peer as zmtp
 from fuzz.hostile_exporter import answered, hostile_exporter
 
 from exporters import until
-from publishers_of_one import ENGINE
+from peers import ENGINE
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import encode

@@ -14,12 +14,12 @@ import pytest
 from exporters import MAIN_RUN, SPEC_RUN, Start, page_of_engine, until
 from pages import get
 from polled import Polled, Says, head, page, polled, raw, stall
+from replays import replay
 from scraped import openmetrics_samples, samples
 from sidestep.app.exporter import Exporter
 from sidestep.errors import ConfigError
 from sidestep_adapters.polling import http_client
 from sidestep_adapters.polling import state as poll_state
-from sidestep_adapters.recording.replay import Replay
 from sidestep_adapters.scrape import poller
 
 VLLM = Path(__file__).parents[3] / "docs" / "vllm.md"
@@ -108,8 +108,7 @@ async def test_an_engines_families_come_from_the_engine(start: Start) -> None:
         start(scrape=(f"{server.url},label.pod=a",)) as exporter,
     ):
         before = await scraped(exporter, server)
-        player = Replay(SPEC_RUN, exporter.endpoints[0], realtime=False, namespace="test")
-        await asyncio.to_thread(player.run)
+        await replay(exporter, SPEC_RUN)
         after = await shows(exporter, lambda text: families(text) == [False, False, False])
         exporter.registry.clear()
         await shows(exporter, lambda text: families(text) == [True, True, False])
@@ -126,8 +125,7 @@ async def test_http_families_of_vllm_by_the_documented_flag(start: Start) -> Non
         polled(page(native)) as server,
         start(scrape=(f"{server.url}{options},label.pod=a",)) as exporter,
     ):
-        player = Replay(MAIN_RUN, exporter.endpoints[0], realtime=False, namespace="test")
-        await asyncio.to_thread(player.run)
+        await replay(exporter, MAIN_RUN)
         found = samples(await scraped(exporter, server))
     added = {
         (name, labels - {("pod", "a")}): value

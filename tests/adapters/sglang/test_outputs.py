@@ -14,12 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from collectors import TOKENIZER, Shown, TokenizerMetricsCollector, same
+from collectors import TOKENIZER, Shown, TokenizerMetricsCollector, Unpublished, same
 from sidestep_adapters.sglang import outputs as module
 from sidestep_adapters.sglang import plugin as sglang_plugin
 from sidestep_adapters.sglang import taps as sglang_taps
 from sidestep_adapters.sglang.outputs import MESSAGES, TIME_STATS, Times, replace_decode
-from sidestep_adapters.sglang.process import Process
 
 FAMILY = "sglang:inter_token_latency_seconds"
 
@@ -143,11 +142,10 @@ def sglang(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def process(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Process:
+def process(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Unpublished:
     """Return the records of this process, which tapped collectors use."""
     caplog.set_level(logging.INFO)
-    made = Process("ipc://nowhere", "pod", beside=False)
-    monkeypatch.setattr(made, "start", lambda *_: None)
+    made = Unpublished()
     monkeypatch.setattr(sglang_taps, "_process", made)
     return made
 
@@ -188,6 +186,12 @@ class Plain(Manager):
         return TokenizerMetricsCollector()
 
 
+def counts_of(process: Unpublished) -> list[float]:
+    """Return the numbers of latencies on the exporter's page."""
+    samples = Shown(process).page[FAMILY].samples.items()
+    return [number for (name, _), number in samples if name.endswith("_count")]
+
+
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return the plugin's lines about functions of SGLang, which are removed."""
     found = [each.getMessage() for each in caplog.records if each.name == module.__name__]
@@ -205,7 +209,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 )
 def test_pages_are_equal_for_any_outputs(
     requests: list[list[tuple[int, float]]],
-    process: Process,
+    process: Unpublished,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Counts, sums and buckets are those of SGLang, whose function runs for a request's ends only."""
@@ -254,7 +258,7 @@ _is_hooked.__wrapped__ = Manager.collect_metrics  # type: ignore[attr-defined]
 @pytest.mark.parametrize("other", [None, _adds_a_metric, _counts_steps, _is_hooked])
 def test_another_release_counts_in_its_own_way(
     other: Any,
-    process: Process,
+    process: Unpublished,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -271,77 +275,50 @@ def test_another_release_counts_in_its_own_way(
     assert process.deferred.lists != []
 
 
+class Slotted(SimpleNamespace):
+    """A state that takes no attributes of others."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("sidestep"):
+            raise AttributeError(name)
+        super().__setattr__(name, value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"), [(SimpleNamespace, "ZeroDivisionError"), (Slotted, "AttributeError")]
+)
 def test_an_output_that_cannot_be_read_is_counted_by_sglang(
-    process: Process, caplog: pytest.LogCaptureFixture
+    kind: type, error: str, process: Unpublished, caplog: pytest.LogCaptureFixture
 ) -> None:
     """So are all later ones: nothing is lost, requests go on, and one line says so."""
     manager = Manager()
-    state = state_of()
-    for tokens in (1, 2, 3):
-        output(manager, state, tokens)
+    state = kind(**vars(state_of()))
     lines(caplog)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "add_latency", lambda *_: 1 / 0)
-        output(manager, state, 4)
-    for tokens in (5, 6):
-        output(manager, state, tokens)
-    (line,) = lines(caplog)
+    for tokens in range(1, 7):
+        with pytest.MonkeyPatch.context() as patch:
+            if tokens == 4:
+                patch.setattr(module, "add_latency", lambda *_: 1 / 0)
+            output(manager, state, tokens)
 
-    assert "ZeroDivisionError" in line
+    (line,) = lines(caplog)
+    assert error in line
     assert manager.collect_metrics == Manager.collect_metrics.__get__(manager)
-    assert [5] == [
-        number
-        for (name, _), number in Shown(process).page[FAMILY].samples.items()
-        if name.endswith("_count")
-    ]
+    assert [5] == counts_of(process)
 
 
-def test_a_state_that_takes_no_attributes_is_counted_by_sglang(
-    process: Process, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Requests go on, and one line says so."""
-
-    class Slotted(SimpleNamespace):
-        def __setattr__(self, name: str, value: Any) -> None:
-            if name.startswith("sidestep"):
-                raise AttributeError(name)
-            super().__setattr__(name, value)
-
-    manager = Manager()
-    state = Slotted(**vars(state_of()))
-    lines(caplog)
-    for tokens in range(1, 6):
-        output(manager, state, tokens)
-    (line,) = lines(caplog)
-
-    assert "AttributeError" in line
-    assert [4] == [
-        number
-        for (name, _), number in Shown(process).page[FAMILY].samples.items()
-        if name.endswith("_count")
-    ]
-
-
-def test_an_observer_has_lists_up_to_a_number_of_children(process: Process) -> None:
+def test_an_observer_has_lists_up_to_a_number_of_children(process: Unpublished) -> None:
     """Others are recorded with all calls; none is lost, and a child that lacks a label is a failure."""
     made = sglang_taps.tapped(TokenizerMetricsCollector, "tokenizer")({**TOKENIZER, "team": ""})
-    failures: list[str] = []
-    process.deferred.fail = failures.append
     for turn in range(2):
         for number in range(80):
             labels = {**TOKENIZER, "team": f"t{number}"}
             made.observe_inter_token_latency(labels, 0.5, 1 + turn)
     made.observe_inter_token_latency({}, 0.5, 1)
     waiting = len(process.deferred.lists)
-    counts = [
-        number
-        for (name, _), number in Shown(process).page[FAMILY].samples.items()
-        if name.endswith("_count")
-    ]
 
     assert waiting == 64
-    assert sum(counts) == 80 * 3
-    assert failures == ["a latency could not be recorded"]
+    assert sum(counts_of(process)) == 80 * 3
+    assert process.failures == ["a latency could not be recorded"]
 
 
 class Wire:

@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 
-from collectors import RANK, TOKENIZER, SchedulerMetricsCollector, TokenizerMetricsCollector
+from collectors import (
+    RANK,
+    TOKENIZER,
+    SchedulerMetricsCollector,
+    TokenizerMetricsCollector,
+    Unpublished,
+)
 from heartbeats import Heartbeats
 from sidestep.protocol.messages import CORE, FRONT_END
 from sidestep.protocol.progress import ASLEEP, PAUSED, STARTING, Progress
@@ -337,15 +343,21 @@ def accepting(**more: Any) -> tuple[Manager, Clock]:
 
 def test_a_tokenizer_that_gets_no_answer() -> None:
     """A tokenizer waits from its request, or from the last answer."""
-    manager, clock = accepting()
+    # Older releases have no mode of disaggregation.
+    manager, clock = accepting(disaggregation_mode=None)
     idle = clock.after(60)
     manager.rid_to_state = {"a": state(), "b": state(answered=True)}
     asked = clock.after(5)
     manager.last_receive_tstamp += 1
     answered = clock.after()
     again = clock.after(4)
+    manager.rid_to_state = {}
+    clock.after(60)
+    manager.last_receive_tstamp += 1
+    unasked = clock.after()
 
     assert (idle.unfinished, idle.step_age) == (0, None)
+    assert unasked.longest == 0
     assert (asked.engine, asked.unfinished) == (1, 2)
     assert asked.step_age == pytest.approx(5 - WAKE)
     assert answered.step_age == 0
@@ -461,11 +473,8 @@ def test_what_cannot_be_known_is_not_reported(kind: Any, owner: Any) -> None:
     assert kind(owner, 0)(1.0) is None
 
 
-class Recorded(Process):
-    """A process that starts no publisher; what it would report is read by a test."""
-
-    def start(self, name: str, model: str = "") -> None:
-        """Start no publisher."""
+class Recorded(Unpublished):
+    """A process of which a test reads what it would report."""
 
     def reported(self) -> list[tuple[str, str]]:
         """Return role and identity of the engines whose progress is reported."""
@@ -476,7 +485,7 @@ class Recorded(Process):
 @pytest.fixture
 def process(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     """Return the records of this process, which tapped collectors use."""
-    made = Recorded("ipc://nowhere", "pod", beside=False)
+    made = Recorded()
     monkeypatch.setattr(sglang_taps, "_process", made)
     return made
 

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from collectors import TOKENIZER
+from collectors import TOKENIZER, Unpublished
 from sglang_managers import Manager
 from sidestep.engines.dialects import DIALECTS
-from sidestep.engines.items import Item, encode_item
+from sidestep.engines.items import encode_item
 from sidestep.engines.sglang.wire import SglangRequest, SglangRequests
 from sidestep.protocol.self_described import Samples
 from sidestep_adapters.sglang import taps as sglang_taps
-from sidestep_adapters.sglang.process import Process
 from sidestep_adapters.sglang.requests import OWN_COUNTERS, ROOM
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -23,29 +22,21 @@ SECRETS = ("acme-17", "salty", TRACE[3:35], "secret prompt", "why it failed")
 OWN = {f"sglang:{name}" for name in OWN_COUNTERS}
 
 
-class Recorded(Process):
-    """The records of a process whose calls a test takes itself."""
-
-    failures: list[str]
-
-    def start(self, name: str, model: str = "") -> None:
-        """Start no publisher."""
+class Recorded(Unpublished):
+    """The records of a process with requests."""
 
     def encoded(self) -> list[bytes]:
         """Return the bytes of all items."""
-        found: list[Item] = []
-        while self.deferred:
-            found += self.deferred.items()
-        return [encode_item(item) for item in found]
+        return [encode_item(item) for item in self.taken()]
 
-    def taken(self) -> list[SglangRequests]:
+    def requests(self) -> list[SglangRequests]:
         """Return the items of requests, as the exporter decodes them."""
         items = map(DIALECTS.decode, self.encoded())
         return [item for item in items if isinstance(item, SglangRequests)]
 
     def ended(self) -> list[SglangRequest]:
         """Return the requests that have ended."""
-        return [request for item in self.taken() for request in item.ended]
+        return [request for item in self.requests() for request in item.ended]
 
 
 @pytest.fixture
@@ -53,9 +44,7 @@ def process(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Return the records of this process; a test may choose the mode and the identity."""
     beside, identity = getattr(request, "param", (False, "none"))
     monkeypatch.setenv("SIDESTEP_REQUEST_IDENTITY", identity)
-    made = Recorded("ipc://nowhere", "pod", beside=beside)
-    made.failures = []
-    made.deferred.fail = made.failures.append
+    made = Recorded(beside=beside)
     monkeypatch.setattr(sglang_taps, "_process", made)
     return made
 
@@ -146,7 +135,7 @@ def test_requests_that_no_collector_counts(process: Recorded) -> None:
     manager.fail(broken, RuntimeError("why it failed"))
     manager.fail(left, asyncio.CancelledError())
     manager.fail(known, ValueError("its client has left"))
-    items = process.taken()
+    items = process.requests()
     ended = [request for item in items for request in item.ended]
 
     assert [(each.reason, each.refused, each.output_tokens) for each in ended] == [
@@ -245,7 +234,7 @@ def test_a_full_queue_counts_what_it_does_not_hold(process: Recorded) -> None:
     process.encoded()
     process.deferred.limit = 10 * ROOM
     manager.finish(manager.ask())
-    (item,) = process.taken()
+    (item,) = process.requests()
 
     assert (len(item.ended), item.unseen) == (1, 2)
     assert process.deferred.dropped == 2
@@ -259,7 +248,7 @@ def test_odd_values_cost_no_more_than_their_own_record(process: Recorded) -> Non
         manager.finish(manager.ask(priority=priority))
     manager.finish(manager.ask(), scheduler=scheduled(-1.0, float("nan")))
     manager.finish(manager.ask(), reason="\ud800")
-    (item,) = process.taken()
+    (item,) = process.requests()
 
     assert [request.reason for request in item.ended] == ["stop"] * 3 + ["?"]
     assert item.unseen == len(process.failures) == 1

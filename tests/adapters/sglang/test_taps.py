@@ -22,6 +22,7 @@ from collectors import (
     SchedulerStats,
     Shown,
     TokenizerMetricsCollector,
+    Unpublished,
     same,
 )
 from python_programs import run_python
@@ -34,13 +35,6 @@ from sidestep_adapters.sglang.process import Process
 RANKED = {name: str(value) for name, value in RANK.items()}
 
 
-class Unpublished(Process):
-    """The records of a process whose calls a test takes itself."""
-
-    def start(self, name: str, model: str = "") -> None:
-        """Start no publisher."""
-
-
 @pytest.fixture
 def beside() -> bool:
     """Return whether SGLang's own objects keep counting."""
@@ -48,9 +42,9 @@ def beside() -> bool:
 
 
 @pytest.fixture
-def process(beside: bool, monkeypatch: pytest.MonkeyPatch) -> Process:
+def process(beside: bool, monkeypatch: pytest.MonkeyPatch) -> Unpublished:
     """Return the records of this process, which tapped collectors use."""
-    made = Unpublished("ipc://nowhere", "pod", beside=beside)
+    made = Unpublished(beside=beside)
     monkeypatch.setattr(sglang_taps, "_process", made)
     return made
 
@@ -147,7 +141,7 @@ def test_pages_are_equal_for_any_calls(
     Children exist at 0 before any call, and those that a collector looked up in its constructor
     are replaced, too.
     """
-    process = Unpublished("ipc://nowhere", "pod", beside=beside)
+    process = Unpublished(beside=beside)
     theirs = plain_pair()
     untouched = [collector.page for collector in theirs]
     with pytest.MonkeyPatch.context() as patch:
@@ -375,10 +369,8 @@ def test_without_an_endpoint_nothing_is_tapped(monkeypatch: pytest.MonkeyPatch) 
     assert found.sidestep is None
 
 
-def test_nothing_that_a_tap_raises_reaches_the_engine(process: Process) -> None:
+def test_nothing_that_a_tap_raises_reaches_the_engine(process: Unpublished) -> None:
     """Reports without fields, reporters without a scheduler and invalid amounts are counted."""
-    failures: list[str] = []
-    process.deferred.fail = failures.append
     scheduler, tokenizer = tapped_pair()
     scheduler.log_stats(object())
     sglang_plugin._after_iteration(None, SimpleNamespace(metrics_collector=scheduler))
@@ -387,7 +379,7 @@ def test_nothing_that_a_tap_raises_reaches_the_engine(process: Process) -> None:
     tokenizer.observe_inter_token_latency(object(), 0.3, 3)
     Shown(process).take()
 
-    assert len(failures) == 3
+    assert len(process.failures) == 3
 
 
 def test_latencies_beyond_the_limit_are_counted_as_dropped(process: Process) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import aiohttp
 import pytest
 
 from exporters import Start, page_of_engine, until
-from pages import Family, parse
+from pages import Family, get, parse
 from sidestep.app.exporter import Exporter
 from sidestep_adapters.triton.rows import FROM_STATISTICS
 from tritons import PAGE, STATS, Triton, answer, recording, tritons
@@ -27,8 +26,7 @@ def recorded(server: Triton) -> None:
 
 async def families(exporter: Exporter) -> dict[str, Family]:
     """Return the families of the whole page."""
-    async with aiohttp.ClientSession() as session, session.get(exporter.url) as response:
-        text = await response.text()
+    text = await get(exporter.url)
     names = [line.split(" ")[2] for line in text.splitlines() if line.startswith("# TYPE ")]
     assert len(names) == len(set(names))
     return parse(text)

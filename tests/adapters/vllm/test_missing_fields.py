@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from types import ModuleType, SimpleNamespace
 from typing import Any, get_args, get_origin, get_type_hints
 
-import aiohttp
 import msgspec
 import pytest
 
 from exporters import Start, until
 from fake_vllm import AsyncLLM, importable
 from intakes import Fed
+from pages import get
 from sidestep.app.exporter import Exporter
 from sidestep.engines.items import encode_item
 from sidestep.protocol.messages import EngineInfo
@@ -169,6 +169,7 @@ async def test_it_is_said_once_where_operators_look(
     """One line in the engine's log, a metric and a finding of the exporter; and no sample, however many steps."""
     path = "scheduler.num_running_reqs"
     async with start() as exporter:
+        doctor = exporter.url.removesuffix("/metrics") + "/api/v1/doctor"
         with importable(monkeypatch, exporter.endpoints[0]) as plugins:
             release("0.34.0")
             front_end = AsyncLLM(SimpleNamespace(), [0], plugins.stat_logger)
@@ -176,7 +177,7 @@ async def test_it_is_said_once_where_operators_look(
             for _ in range(3):
                 logger.record(**record(path))
             await until(lambda: _has(exporter, f"vllm:generation_tokens_total{SERIES} 3"))
-            found, findings = await _get(exporter, ""), await _get(exporter, "/api/v1/doctor")
+            found, findings = await get(exporter.url), await get(doctor)
             await asyncio.to_thread(logger._publisher.close)
     lines = [message for message in caplog.messages if path in message]
     assert len(lines) == 1
@@ -190,11 +191,5 @@ async def test_it_is_said_once_where_operators_look(
 SERIES = '{engine="0",model_name="m"}'
 
 
-async def _get(exporter: Exporter, path: str) -> str:
-    url = exporter.url if not path else exporter.url.removesuffix("/metrics") + path
-    async with aiohttp.ClientSession() as session, session.get(url) as answer:
-        return await answer.text()
-
-
 async def _has(exporter: Exporter, line: str) -> bool:
-    return line in (await _get(exporter, "")).splitlines()
+    return line in (await get(exporter.url)).splitlines()

@@ -16,6 +16,7 @@ import pytest
 from command_line import sidestep
 from exporters import MAIN_RUN, Start, until
 from pages import Family, get, parse
+from replays import replay
 from sidestep import __version__
 from sidestep.app.exporter import Exporter
 from sidestep.engines.sglang.wire import QueueCount, SglangSchedulerStats, SglangStats
@@ -28,7 +29,6 @@ from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import VERSION
 from sidestep.protocol.messages import CORE, Bye, EngineInfo, Heartbeat, Hello
 from sidestep.protocol.progress import Progress
-from sidestep_adapters.recording.replay import Replay
 from socket_peers import batch, connect
 
 PROMETHEUS = {"X-Prometheus-Scrape-Timeout-Seconds": "10"}
@@ -62,12 +62,6 @@ async def status(exporter: Exporter, path: str, **headers: str) -> tuple[int, st
     url = base(exporter) + path
     async with aiohttp.ClientSession() as session, session.get(url, headers=headers) as answer:
         return answer.status, await answer.text()
-
-
-async def play(exporter: Exporter, path: Path, namespace: str = "test") -> None:
-    """Replay a recording."""
-    player = Replay(path, exporter.endpoints[0], realtime=False, namespace=namespace)
-    await asyncio.to_thread(player.run)
 
 
 def values(page: dict[str, Family], name: str, **labels: str) -> dict[str, float]:
@@ -161,7 +155,7 @@ async def test_ranks_with_the_same_requests_count_once_in_all_outputs(start: Sta
 async def test_viewers_share_an_answer(start: Start) -> None:
     """The answer is rendered once a second at most, and compressed for clients that accept that."""
     async with start() as exporter:
-        await play(exporter, MAIN_RUN)
+        await replay(exporter, MAIN_RUN)
         found = await asyncio.gather(*(live(exporter) for _ in range(5)))
         async with aiohttp.ClientSession(auto_decompress=False) as session:
             for path in ("/api/v1/live", "/api/v1/live/history"):
@@ -181,7 +175,7 @@ async def test_viewers_share_an_answer(start: Start) -> None:
 async def test_without_the_page_nothing_is_kept(start: Start) -> None:
     """There is no endpoint and no history."""
     async with start(web_disable_ui=True) as exporter:
-        await play(exporter, MAIN_RUN)
+        await replay(exporter, MAIN_RUN)
         for path in ("/api/v1/live", "/api/v1/live/history"):
             assert (await status(exporter, path))[0] == 404
         code, text = await status(exporter, "/")

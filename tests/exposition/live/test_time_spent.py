@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
-from exporters import Start, recorded_run
+from exporters import Start
 from pages import get, parse
+from replays import replay
 from sidestep.exposition.live.time_spent import (
     UNKNOWN_LIMIT,
     TimeHistory,
@@ -17,7 +16,6 @@ from sidestep.exposition.live.time_spent import (
 )
 from sidestep.exposition.live.time_spent import totals as totals_of
 from sidestep.protocol.request_events import LIMITS
-from sidestep_adapters.recording.replay import Replay
 
 
 def totals(at: float, caught_up_at: float = 0.0, **limits: float) -> Totals:
@@ -61,10 +59,7 @@ async def test_since_the_first_totals(start: Start) -> None:
     """An engine's parts are those of the metrics page, and Triton's own numbers follow from its counters."""
     async with start() as exporter:
         for name in ("core_aborts", "triton"):
-            player = Replay(
-                recorded_run(name), exporter.endpoints[0], realtime=False, namespace=name
-            )
-            await asyncio.to_thread(player.run)
+            await replay(exporter, name, name)
         found = {}
         for name, engine in exporter.registry.engines.items():
             history = TimeHistory(3)

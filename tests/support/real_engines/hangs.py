@@ -10,7 +10,6 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import ClassVar, Protocol, Self
 
 from real_engines.comparison import labels_of, parse, value
@@ -102,12 +101,7 @@ class Requests:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

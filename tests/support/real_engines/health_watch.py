@@ -8,7 +8,6 @@ import dataclasses
 import time
 from collections import Counter
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
@@ -91,12 +90,7 @@ class HealthWatch:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task

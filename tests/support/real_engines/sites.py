@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from exporters import until
 from real_engines.comparison import Page, settled_alone, value
@@ -51,6 +51,7 @@ class Site:
     """The interpreter and the model of an engine, and one test's folder and ingest endpoint."""
 
     name: ClassVar[str]
+    kind: ClassVar[Callable[..., Server]]
     generated: ClassVar[str]
     finished: ClassVar[str]
     mode: ClassVar[str]
@@ -65,10 +66,12 @@ class Site:
         environ: Mapping[str, str] | None = None,
         *,
         sends: bool = True,
-        port: int = 0,
+        **more: Any,
     ) -> Server:
-        """Start a server, which has the exporter's endpoint if it ``sends``."""
-        raise NotImplementedError
+        """Start a server of ``kind``, which has the exporter's endpoint if it ``sends``."""
+        own = {"SIDESTEP_ENDPOINT": self.endpoint} if sends else {}
+        settings = {**own, **(environ or {})}
+        return self.kind(self.python, self.model, self.home, flags, settings, **more)
 
     def exporter(self, *flags: str) -> ExporterProcess:
         """Start an exporter."""
@@ -82,40 +85,23 @@ class Site:
             await server.started()
             yield exporter
 
-    def _environ(self, environ: Mapping[str, str] | None, *, sends: bool) -> dict[str, str]:
-        return {**({"SIDESTEP_ENDPOINT": self.endpoint} if sends else {}), **(environ or {})}
-
 
 class VllmSite(Site):
     """A site with vLLM's server."""
 
     name = "vllm"
+    kind = VllmServer
     generated = "vllm:generation_tokens"
     finished = "vllm:request_success"
     mode = "SIDESTEP_VLLM_MODE"
-
-    def server(
-        self,
-        flags: Sequence[str] = (),
-        environ: Mapping[str, str] | None = None,
-        *,
-        sends: bool = True,
-        command: bool = False,
-        port: int = 0,
-    ) -> VllmServer:
-        """Start a server, which has the exporter's endpoint if it ``sends``; see ``VllmServer``."""
-        settings = self._environ(environ, sends=sends)
-        return VllmServer(
-            self.python, self.model, self.home, flags, settings, command=command, port=port
-        )
 
     async def run_program(
         self, script: Path, *arguments: Path, environ: Mapping[str, str]
     ) -> tuple[int | None, str]:
         """Run a program that embeds vLLM, and return its exit code and its output."""
         command = [str(self.python), str(script), str(self.model), *map(str, arguments)]
-        settings = self._environ({**engine_environ(self.home), **environ}, sends=True)
-        async with Process(command, settings, self.home / "program.log") as program:
+        own = {**engine_environ(self.home), "SIDESTEP_ENDPOINT": self.endpoint}
+        async with Process(command, {**own, **environ}, self.home / "program.log") as program:
             await until(lambda: program.code is not None, 300, "end of the program")
             return program.code, program.output
 
@@ -124,21 +110,10 @@ class SglangSite(Site):
     """A site with SGLang's server."""
 
     name = "sglang"
+    kind = SglangServer
     generated = "sglang:generation_tokens"
     finished = "sglang:num_requests"
     mode = "SIDESTEP_SGLANG_MODE"
-
-    def server(
-        self,
-        flags: Sequence[str] = (),
-        environ: Mapping[str, str] | None = None,
-        *,
-        sends: bool = True,
-        port: int = 0,
-    ) -> SglangServer:
-        """Start a server, which has the exporter's endpoint if it ``sends``."""
-        settings = self._environ(environ, sends=sends)
-        return SglangServer(self.python, self.model, self.home, flags, settings, port=port)
 
 
 class SteadyLoad:
