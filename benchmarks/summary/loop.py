@@ -21,10 +21,10 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 from benchmarks.process import ExporterProcess, Worker, cases, own_output, wait
 from benchmarks.summary.engine import vllm_config_in
@@ -39,8 +39,8 @@ OFF, OWN, BUILT, INSTEAD, TAP, BESIDE = (
     "plugin beside",
 )
 MODES = (OFF, OWN, BUILT, INSTEAD, TAP, BESIDE)
-ROUNDS = {OFF: 7, OWN: 7, BUILT: 3, INSTEAD: 7, TAP: 7, BESIDE: 3}
-"""Measurements of each case; a share is a quotient of differences, and one costs 5 to 10 % more or less."""
+ROUNDS = 9
+"""Measurements of each case, of which the least counts: a share is a quotient of small differences."""
 SIZES = (64, 256, 1024)
 TOKENS = 128
 """Tokens of a request."""
@@ -75,6 +75,9 @@ class Cost:
     step: float
 
 
+Costs = TypeVar("Costs")
+
+
 def share(case: Case, what: str = "loop") -> str:
     """Return the name of the row with what is left of vLLM's cost."""
     return f"{case}: left of vLLM's cost, {what}"
@@ -98,7 +101,7 @@ def rows() -> list[Row]:
 
 
 def measure(quick: bool) -> Mapping[str, Figure]:
-    """Return the figures: medians of the rounds."""
+    """Return the figures, of the least cost of each mode."""
     found: dict[tuple[Case, str], list[Cost]] = {}
     with ExporterProcess() as exporter, contextlib.ExitStack() as stack:
         workers = {
@@ -107,13 +110,11 @@ def measure(quick: bool) -> Mapping[str, Figure]:
             )
             for mode in MODES
         }
-        for number in range(ROUNDS[BUILT] if quick else max(ROUNDS.values())):
+        for _ in range(3 if quick else ROUNDS):
             for case in CASES[:2] if quick else CASES:
                 for mode, worker in workers.items():
-                    if number < ROUNDS[mode]:
-                        cost = worker.ask(case, Cost)
-                        found.setdefault((case, mode), []).append(cost)
-    return figures({key: median(costs) for key, costs in found.items()})
+                    found.setdefault((case, mode), []).append(worker.ask(case, Cost))
+    return figures({key: least(Cost, costs) for key, costs in found.items()})
 
 
 def environ(mode: str, endpoint: str) -> Mapping[str, str]:
@@ -131,14 +132,9 @@ def environ(mode: str, endpoint: str) -> Mapping[str, str]:
     }
 
 
-def median(costs: Sequence[Cost]) -> Cost:
-    """Return the medians of the rounds."""
-    return Cost(
-        *(
-            statistics.median(values)
-            for values in zip(*map(dataclasses.astuple, costs), strict=True)
-        )
-    )
+def least(kind: Callable[..., Costs], rounds: Iterable[Any]) -> Costs:
+    """Return the least of the rounds: what else runs on the machine only adds."""
+    return kind(*map(min, zip(*map(dataclasses.astuple, rounds), strict=True)))
 
 
 def figures(found: Mapping[tuple[Case, str], Cost]) -> Mapping[str, Figure]:

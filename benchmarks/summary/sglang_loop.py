@@ -18,7 +18,6 @@ import gc
 import json
 import os
 import pickle
-import statistics
 import sys
 import tempfile
 import time
@@ -30,7 +29,7 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 
 from benchmarks.process import ExporterProcess, Worker, cases, own_output, wait
-from benchmarks.summary.loop import GAP, SPREAD, TOKENS, Case
+from benchmarks.summary.loop import GAP, SPREAD, TOKENS, Case, least
 from benchmarks.summary.rows import LEFT_OUT, Figure, Row, Topic
 from benchmarks.summary.sglang import ENVIRON, STAND_INS
 
@@ -88,7 +87,7 @@ def rows() -> list[Row]:
 
 
 def measure(quick: bool) -> Mapping[str, Figure]:
-    """Return the figures: medians of the rounds."""
+    """Return the figures, of the least cost of each mode."""
     found: dict[tuple[str, Case, str], list[Cost]] = {}
     for part in PARTS:
         with ExporterProcess() as exporter, contextlib.ExitStack() as stack:
@@ -97,7 +96,7 @@ def measure(quick: bool) -> Mapping[str, Figure]:
                 for case in CASES[:1] if quick else CASES:
                     for mode, worker in workers.items():
                         found.setdefault((part, case, mode), []).append(worker.ask(case, Cost))
-    made = figures({key: median(costs) for key, costs in found.items()})
+    made = figures({key: least(Cost, costs) for key, costs in found.items()})
     return {row.name: made.get(row.name, Figure(why=LEFT_OUT)) for row in rows()}
 
 
@@ -118,14 +117,6 @@ def start(part: str, mode: str, exporter: ExporterProcess, stack: contextlib.Exi
             "SIDESTEP_NAMESPACE": f"bench-{part}",
         }
     return stack.enter_context(Worker(["benchmarks.summary.sglang_loop", part, mode], environ))
-
-
-def median(costs: Sequence[Cost]) -> Cost:
-    """Return the medians of the rounds."""
-    return Cost(
-        statistics.median(cost.loop for cost in costs),
-        statistics.median(cost.process for cost in costs),
-    )
 
 
 def figures(found: Found) -> Mapping[str, Figure]:
