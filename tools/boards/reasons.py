@@ -17,9 +17,7 @@ NO_SGLANG_TRAFFIC = "No SGLang request in this time, or no SGLang engine reports
 NO_TRITON_TRAFFIC = "No Triton request in this time, or no Triton is polled here (docs/triton.md)."
 KV_METRICS = "Only with vLLM's --kv-cache-metrics, or with sidestep's tap (docs/vllm-core.md)."
 TAP = "Only with sidestep's tap in vLLM's core: --scheduler-cls (docs/vllm-core.md)."
-REQUEST_EVENTS = (
-    "Only with SIDESTEP_VLLM_MODE=instead (docs/vllm.md), or with sidestep's tap (docs/vllm-core.md)."
-)
+REQUEST_EVENTS = "Only with SIDESTEP_VLLM_MODE=instead (docs/vllm.md), or with sidestep's tap (docs/vllm-core.md)."
 LOOKUPS = "Only with sidestep's tap in vLLM's core, or its plugin in SGLang (docs/kv-residency.md)."
 SHARED_CACHE = "Only with several engines of a model at one exporter (docs/kv-residency.md)."
 ITERATIONS = (
