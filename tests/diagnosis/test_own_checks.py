@@ -282,6 +282,19 @@ async def test_a_state_directory_that_is_gone(start: Start, tmp_path: Path) -> N
     assert finding["subject"] == str(state)
 
 
+async def test_a_host_that_is_refused_has_its_remedy(start: Start) -> None:
+    """Behind a proxy the exporter refuses a name that it does not know: a flag allows it."""
+    async with start() as exporter, aiohttp.ClientSession() as session:
+        headers = {"Host": "metrics.example"}
+        async with session.get(exporter.url, headers=headers) as answer:
+            assert answer.status == 421
+
+        finding = await found(exporter, "SD109")
+
+        assert finding["subject"] == "host"
+        assert "--web.allowed-hosts" in finding["remedy"]
+
+
 async def test_denied_passwords(start: Start, tmp_path: Path) -> None:
     """A scrape without the password."""
     hashed = bcrypt.hashpw(b"secret", bcrypt.gensalt(4)).decode()

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tools.boards import reasons
 from tools.boards.__main__ import GRAFANA
 
 from boards import (
@@ -34,6 +35,7 @@ FAMILIES: dict[str, str] = {
 }
 FAMILIES |= {name: row.kind for name, row in BY_NAME.items()}
 FAMILIES |= {name: each.kind for name, each in made_families().items()}
+FEATURES = {row.name: row.feature for dialect in DIALECTS.values() for row in dialect.rows}
 COUNTERS = {name for name, kind in FAMILIES.items() if kind == "counter"} | {
     "process_cpu_seconds_total"
 }
@@ -160,6 +162,15 @@ def test_panels_are_described(path: Path) -> None:
         assert set(re.findall(r"`([^`]+)`", last)) == asked, panel["title"]
         assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
         assert panel["fieldConfig"]["defaults"]["noValue"].endswith("."), panel["title"]
+
+
+@every_board
+def test_a_text_names_the_tap_alone_where_nothing_else_sends_the_metrics(path: Path) -> None:
+    """Requests' events come from the plugin in mode ``instead``, too."""
+    for panel in panels(dashboard(path)):
+        if panel["fieldConfig"]["defaults"]["noValue"] == reasons.TAP:
+            asked = {name for target in panel["targets"] for name in families(target["expr"])}
+            assert {FEATURES[name] for name in asked} == {"engine_core"}, panel["title"]
 
 
 @every_board

@@ -226,7 +226,7 @@ async def test_the_slowest_engine_comes_first(start: Start) -> None:
         unknown = await asyncio.to_thread(sidestep, "why", url, "--engine", "2")
 
     assert both.startswith("engine 0 (m)")
-    assert "1 other engines (--engine NAME): 1 without a cause" in both
+    assert "1 other engine (--engine NAME): 1 without a cause" in both
     assert one.startswith("engine 1 (m)")
     one_line(unknown, 2, "--engine 2: there is no such engine; known: w, e")
 

@@ -17,9 +17,13 @@ NO_SGLANG_TRAFFIC = "No SGLang request in this time, or no SGLang engine reports
 NO_TRITON_TRAFFIC = "No Triton request in this time, or no Triton is polled here (docs/triton.md)."
 KV_METRICS = "Only with vLLM's --kv-cache-metrics, or with sidestep's tap (docs/vllm-core.md)."
 TAP = "Only with sidestep's tap in vLLM's core: --scheduler-cls (docs/vllm-core.md)."
+REQUEST_EVENTS = "Only with SIDESTEP_VLLM_MODE=instead (docs/vllm.md), or with sidestep's tap (docs/vllm-core.md)."
 LOOKUPS = "Only with sidestep's tap in vLLM's core, or its plugin in SGLang (docs/kv-residency.md)."
 SHARED_CACHE = "Only with several engines of a model at one exporter (docs/kv-residency.md)."
-ITERATIONS = "vLLM times its steps with --enable-logging-iteration-details."
+ITERATIONS = (
+    "vLLM times its steps with --enable-logging-iteration-details, or sidestep's tap does"
+    " (docs/vllm-core.md)."
+)
 KV_EVENTS = "Only with the engine's KV events: --subscribe kv-events=... (docs/streams.md)."
 FORWARD_PASS = (
     "Only with the engine's forward-pass stream: --subscribe forward-pass=... (docs/streams.md)."
@@ -47,7 +51,10 @@ STREAMS = "No engine pushes to this exporter."
 STATES = "No engine sends to an exporter here (docs/health.md)."
 PROGRESS = "No engine here reports progress: it needs the plugin or the tap (docs/health.md)."
 NOT_STALLED = "No engine was stalled in this time."
-TENANTS = "Only with --tenants.by, and vLLM's tap or SGLang's plugin (docs/tenants.md)."
+TENANTS = (
+    "Only with --tenants.by, and vLLM's plugin in mode instead or its tap, or SGLang's plugin"
+    " (docs/tenants.md)."
+)
 NO_TENANT_TRAFFIC = (
     "No request of a tenant in this time, or none is counted: --tenants.by (docs/tenants.md)."
 )
@@ -62,8 +69,8 @@ LIMITS = (
 )
 NO_LIMIT = "No limit keeps requests waiting now, or no engine reports limits (docs/vllm-core.md)."
 PARTS = (
-    "No request ended in this time, or none has parts: vLLM's plugin or tap, or SGLang's plugin, sends"
-    " them (docs/requests.md)."
+    "No request ended in this time, or none has parts: vLLM's plugin in mode instead or its tap, or"
+    " SGLang's plugin, sends them (docs/requests.md)."
 )
 BACKLOG = (
     "No engine reports its backlog: it needs vLLM's tap, or SGLang's plugin (docs/autoscaling.md)."

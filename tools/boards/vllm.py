@@ -322,7 +322,7 @@ ABORTS = (
     lines(
         "Aborted requests",
         "Requests per second whose client disconnected.",
-        reasons.TAP,
+        reasons.REQUEST_EVENTS,
         Query(ABORTED.observed(), "aborted requests"),
         unit="reqps",
         width=6,
@@ -330,7 +330,7 @@ ABORTS = (
     lines(
         "Tokens of aborted requests",
         "Tokens per second that had been generated for requests that were aborted.",
-        reasons.TAP,
+        reasons.REQUEST_EVENTS,
         Query(ABORTED.added(), "generated tokens"),
         unit=TOKENS,
         width=6,
@@ -338,7 +338,7 @@ ABORTS = (
     quantiles(
         "Time spent preempted",
         "From a preemption until scheduled again.",
-        reasons.TAP,
+        reasons.REQUEST_EVENTS,
         histogram("sidestep_request_preempted_seconds"),
         width=6,
     ),

@@ -51,9 +51,11 @@ WRONG_KEY = Code("SD107", "error", "An engine's key was denied",
 DENIED = Code("SD108", "warning", "HTTP clients were denied",
     "Requests had no or a wrong password, or no trusted client certificate.",
     "Put the password or the certificate into the Prometheus job (`basic_auth`, `tls_config`).")
-HTTP_REFUSED = Code("SD109", "warning", "HTTP requests were refused to limit resource usage",
-    "A client opened too many connections, or sent too slowly or badly.",
-    "Find the client; one scrape job and a few viewers never reach these limits.")
+HTTP_REFUSED = Code("SD109", "warning", "HTTP requests were refused",
+    "A client opened too many connections, sent too slowly or badly, or used a host name that the"
+    " exporter does not know (`host`).",
+    "host: name it by --web.allowed-hosts; see security.md. Otherwise find the client; one scrape job"
+    " and a few viewers never reach these limits.")
 LOST = Code("SD110", "error", "Items were lost",
     "The engine or the exporter was away for longer than a sender's ring lasts, and the engine was"
     " then killed.",

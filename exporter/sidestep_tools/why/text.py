@@ -67,7 +67,8 @@ def _others_line(others: Sequence[Report]) -> str:
     ]
     quiet = len(others) - len(names)
     texts = [*names[:MAX_PARTS], *([f"{quiet} without a cause"] if quiet else [])]
-    return f"{len(others)} other engines (--engine NAME): {', '.join(texts)}"
+    what = "other engine" if len(others) == 1 else "other engines"
+    return f"{len(others)} {what} (--engine NAME): {', '.join(texts)}"
 
 
 def joined_line(records: Sequence[Record]) -> str:
