@@ -9,13 +9,7 @@ from typing import Any
 from sidestep.catalog.row import Sampled
 from sidestep.engines.sglang.rows import DEAD
 from sidestep_adapters.sglang.metric_stubs import AddingStub, ChildStub, MetricStub
-from sidestep_adapters.sglang.process import (
-    ROWS,
-    Process,
-    custom_bounds,
-    family_name,
-    is_metric,
-)
+from sidestep_adapters.sglang.process import ROWS, Process, custom_bounds, family_name, is_metric
 from sidestep_adapters.sglang.stats import RENAMED_FIELDS
 
 UNRECORDED_FAMILIES = frozenset(
@@ -35,6 +29,8 @@ def wrap(process: Process, collector: Any, role: str) -> dict[str, MetricStub]:
     The gauges that ``log_stats`` sets are left alone: the stats are sent as a whole.
     """
     labels = getattr(collector, "labels", None) or {}
+    if not any(map(is_metric, vars(collector).values())):
+        raise LookupError("the collector has no metrics")
     found = {name: m for name, m in vars(collector).items() if _is_replaced(m)}
     engine = process.engine(role, labels, _features(collector), custom_bounds(found.values()))
     made: dict[str, MetricStub] = {}

@@ -105,13 +105,7 @@ class DeferredMetrics:
 
 
 class Observations:
-    """Observations of one child of a histogram in two lists, for the most frequent calls of all.
-
-    Args:
-        deferred: The process's recorded calls.
-        source: The histogram.
-        key: The child.
-    """
+    """Observations of one child of a histogram in two lists, for the most frequent calls of all."""
 
     def __init__(self, deferred: DeferredMetrics, source: MetricSource, key: Key) -> None:
         self.source = source

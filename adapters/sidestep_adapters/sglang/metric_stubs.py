@@ -272,7 +272,7 @@ class ChildStub:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stub.native_child(self.key), name)
 
-    def inc(self, amount: float = 1) -> None:
+    def inc(self, amount: float = 1, exemplar: object = None) -> None:  # noqa: ARG002
         """Add to a counter or a gauge."""
         self.record(self.key, amount, 1)
 
@@ -284,9 +284,17 @@ class ChildStub:
         """Set a gauge."""
         self.record(self.key, value, SET)
 
-    def observe(self, value: float) -> None:
+    def observe(self, amount: float, exemplar: object = None) -> None:  # noqa: ARG002
         """Record an observation."""
-        self.record(self.key, value, 1)
+        self.record(self.key, amount, 1)
+
+
+def _forwarded(name: str) -> Callable[..., None]:
+    def call(child: Any, *args: Any, **kwargs: Any) -> None:
+        getattr(child.native, name)(*args, **kwargs)
+        getattr(ChildStub, name)(child, *args, **kwargs)
+
+    return call
 
 
 class ForwardingChildStub(ChildStub):
@@ -301,22 +309,4 @@ class ForwardingChildStub(ChildStub):
     def __getattr__(self, name: str) -> Any:
         return getattr(self.native, name)
 
-    def inc(self, amount: float = 1) -> None:
-        """Forward and record; see ``ChildStub``."""
-        self.native.inc(amount)
-        self.record(self.key, amount, 1)
-
-    def dec(self, amount: float = 1) -> None:
-        """Forward and record; see ``ChildStub``."""
-        self.native.dec(amount)
-        self.record(self.key, -amount, 1)
-
-    def set(self, value: float) -> None:
-        """Forward and record; see ``ChildStub``."""
-        self.native.set(value)
-        self.record(self.key, value, SET)
-
-    def observe(self, value: float) -> None:
-        """Forward and record; see ``ChildStub``."""
-        self.native.observe(value)
-        self.record(self.key, value, 1)
+    inc, dec, set, observe = map(_forwarded, ("inc", "dec", "set", "observe"))

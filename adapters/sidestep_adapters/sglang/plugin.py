@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sidestep_adapters.publisher.environment import set_up_log, usable_endpoint
+from sidestep_adapters.sglang.limits import LimitRecorder
 from sidestep_adapters.sglang.outputs import PAYLOAD, RECEIVED, Times, log_own_way, replace_decode
 from sidestep_adapters.sglang.taps import (
     CLASSES,
@@ -129,7 +130,7 @@ def _after_resolve(cls: type, *args: Any, **kwargs: Any) -> type | None:
         return None
 
 
-def _after_cpu_monitor_start(_result: Any, component: str, *_: Any, **__: Any) -> None:
+def _after_cpu_monitor_start(_: Any, component: str = "", *__: Any, **___: Any) -> None:
     """Start publishing when a process starts to count its CPU time: some count nothing else."""
     try:
         own = process()
@@ -140,84 +141,44 @@ def _after_cpu_monitor_start(_result: Any, component: str, *_: Any, **__: Any) -
         log.warning("sidestep: publishing for a process could not start", exc_info=True)
 
 
-def _after_extend(_result: Any, *args: Any, **kwargs: Any) -> None:
-    """Record the lookups of requests that enter a batch."""
-    _record_lookup("began", *args, *kwargs.values())
+def _hook(recorder: str, name: str, part: slice, *more: Any) -> Callable[..., None]:
+    """Return a hook that passes a part of its arguments, which begin with the result, to a recorder."""
 
+    def hook(*call: Any, **named: Any) -> None:
+        own = process()
+        found = None if own is None else getattr(own, recorder)
+        if own is None or found is None:
+            return
+        try:
+            getattr(found, name)(*(*call, *named.values())[part], *more)
+        except Exception:  # noqa: BLE001 - SGLang does not catch a hook's exceptions
+            if isinstance(found, LimitRecorder):
+                # Otherwise the time of the limit that was noted last would grow forever.
+                found.paused(False)
+                own.limits = None
+            own.deferred.fail(f"SGLang's scheduler cannot be recorded: {name}")
 
-def _after_release(_result: Any, _pool: Any, *args: Any, **kwargs: Any) -> None:
-    """Record that a request has given its memory back."""
-    _record_lookup("released", *args, *kwargs.values())
-
-
-def _after_clear(_result: Any, *_: Any, **__: Any) -> None:
-    """Record that the cache was emptied."""
-    _record_lookup("cleared")
-
-
-def _record_lookup(name: str, *arguments: Any) -> None:
-    own = process()
-    if own is None or own.lookups is None:
-        return
-    try:
-        getattr(own.lookups, name)(*arguments)
-    except Exception:  # noqa: BLE001 - SGLang does not catch a hook's exceptions
-        own.deferred.fail("a lookup in the radix cache could not be recorded")
-
-
-LOOKUPS = {
-    "sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_extend": _after_extend,
-    "sglang.srt.mem_cache.memory_pool.ReqToTokenPool.free": _after_release,
-    "sglang.srt.mem_cache.memory_pool.ReqToTokenPool.clear": _after_clear,
-}
-"""Hooks for lookups in the radix cache, by the method that they follow."""
-
-
-def _after_choice(plan: Any, scheduler: Any, *_: Any, **__: Any) -> None:
-    """Note what keeps waiting requests from the batch that the scheduler has chosen."""
-    _note_limit("chosen", plan, scheduler)
-
-
-def _after_consideration(result: Any, *_: Any, **__: Any) -> None:
-    """Note what became of a request that the scheduler has considered."""
-    _note_limit("considered", result)
-
-
-def _after_adapter(fits: Any, *_: Any, **__: Any) -> None:
-    """Note whether a request's adapter fits into the batch."""
-    _note_limit("considered_adapter", fits)
-
-
-def _after_pause(_result: Any, *_: Any, **__: Any) -> None:
-    """Note that the scheduler is paused."""
-    _note_limit("paused", True)
-
-
-def _after_resumption(_result: Any, *_: Any, **__: Any) -> None:
-    """Note that the scheduler goes on."""
-    _note_limit("paused", False)
-
-
-def _note_limit(name: str, *arguments: Any) -> None:
-    own = process()
-    if own is None or own.limits is None:
-        return
-    try:
-        getattr(own.limits, name)(*arguments)
-    except Exception:  # noqa: BLE001 - SGLang does not catch a hook's exceptions
-        # Otherwise the time of the limit that was noted last would grow forever.
-        own.limits.paused(False)
-        own.limits = None
-        own.deferred.fail("a limit could not be noted; no more are")
+    return hook
 
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler."
+_POOL = "sglang.srt.mem_cache.memory_pool.ReqToTokenPool."
+LOOKUPS = {
+    "sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_extend": _hook(
+        "lookups", "began", slice(1, 2)
+    ),
+    f"{_POOL}free": _hook("lookups", "released", slice(2, 3)),
+    f"{_POOL}clear": _hook("lookups", "cleared", slice(0)),
+}
+"""Hooks for lookups in the radix cache, by the method that they follow."""
 LIMITS = {
-    f"{_SCHEDULER}get_next_batch_to_run": _after_choice,
-    f"{_SCHEDULER}can_schedule_lora_req": _after_adapter,
-    f"{_SCHEDULER}pause_generation": _after_pause,
-    f"{_SCHEDULER}continue_generation": _after_resumption,
-    "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req": _after_consideration,
+    f"{_SCHEDULER}get_next_batch_to_run": _hook("limits", "chosen", slice(2)),
+    f"{_SCHEDULER}can_schedule_lora_req": _hook("limits", "considered_adapter", slice(1)),
+    f"{_SCHEDULER}pause_generation": _hook("limits", "paused", slice(0), True),
+    f"{_SCHEDULER}continue_generation": _hook("limits", "paused", slice(0), False),
+    "sglang.srt.managers.schedule_policy.PrefillAdder.add_one_req": _hook(
+        "limits", "considered", slice(1)
+    ),
 }
 """Hooks for limits, by the method that they follow."""
 

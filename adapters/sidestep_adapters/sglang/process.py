@@ -20,14 +20,7 @@ from sidestep.engines.items import Item
 from sidestep.engines.sglang.dialect import DIALECT
 from sidestep.engines.sglang.process_rows import PENDING, PROCESS
 from sidestep.protocol.limits import printable
-from sidestep.protocol.messages import (
-    CORE,
-    DECODE,
-    FRONT_END,
-    KV_TRANSFER,
-    PREFILL,
-    EngineInfo,
-)
+from sidestep.protocol.messages import CORE, DECODE, FRONT_END, KV_TRANSFER, PREFILL, EngineInfo
 from sidestep.protocol.progress import Progress
 from sidestep_adapters.publisher.environment import identity, versions
 from sidestep_adapters.publisher.publisher import Publisher

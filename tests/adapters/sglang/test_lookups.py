@@ -155,10 +155,11 @@ def test_hooks_raise_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Bench().recorder
     own = SimpleNamespace(lookups=recorder, deferred=deferred)
     monkeypatch.setattr(plugin, "process", lambda: own)
-    plugin._after_extend(None, object())
-    plugin._after_release(None, object(), object())
+    began, released, cleared = plugin.LOOKUPS.values()
+    began(None, object())
+    released(None, object(), object())
     own.lookups = None
-    plugin._after_extend(None, object())
-    plugin._after_clear(None, object())
+    began(None, object())
+    cleared(None, object())
 
     assert len(failures) == 1
