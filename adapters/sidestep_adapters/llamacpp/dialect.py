@@ -37,8 +37,5 @@ DIALECT: Dialect = Dialect(
         slots=Series(MAX_RUNNING_REQUESTS),
         steps=Series(STEPS),
     ),
-    live_series=LiveSeries(
-        looked_up=(Series(COMPUTED), Series(CACHED)),
-        found=(Series(CACHED),),
-    ),
+    live_series=LiveSeries(looked_up=(Series(COMPUTED), Series(CACHED)), found=(Series(CACHED),)),
 )

@@ -43,12 +43,7 @@ _PREFIX = "sidestep_subscription_"
 class Subscriber:
     """Reads one stream; implements ``sidestep.ingest.plugins.Source``."""
 
-    def __init__(
-        self,
-        feed: RankFeed,
-        reader: Reader,
-        context: SharedContext,
-    ) -> None:
+    def __init__(self, feed: RankFeed, reader: Reader, context: SharedContext) -> None:
         self.subscription = one = feed.subscription
         self._feed = feed
         self._reader = reader

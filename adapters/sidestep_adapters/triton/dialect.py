@@ -29,10 +29,7 @@ DIALECT: Dialect = Dialect(
         RESPONSES: "a decoupled model",
     },
     live_series=LiveSeries(
-        finished=(
-            SUCCEEDED,
-            FAILED,
-        ),
+        finished=(SUCCEEDED, FAILED),
         own={
             "requests_per_second": Quotient(SUCCEEDED),
             "failures_per_second": Quotient(FAILED),

@@ -14,13 +14,7 @@ from sidestep.metrics.field_readers import compile_reader
 from sidestep.metrics.registry import Registry
 from sidestep.protocol.limits import MAX_OPEN_VALUES, OTHER
 from sidestep_adapters.triton.differences import EMPTY, CountersResetError, difference
-from sidestep_adapters.triton.rows import (
-    BATCH_STAGES,
-    MODEL,
-    RESPONSE_STAGES,
-    SECONDS,
-    STAGES,
-)
+from sidestep_adapters.triton.rows import BATCH_STAGES, MODEL, RESPONSE_STAGES, SECONDS, STAGES
 from sidestep_adapters.triton.wire import Batch, ModelStats, Responses, Timed, TritonStats
 
 _NEVER, _NO_RESPONSES = Timed(), Responses()

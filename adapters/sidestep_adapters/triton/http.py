@@ -9,10 +9,7 @@ from urllib.parse import quote
 from sidestep.config.scrape_targets import Target
 from sidestep.errors import PollError
 from sidestep_adapters.polling.http_client import Client
-from sidestep_adapters.triton.model_config import (
-    ModelConfig,
-    decode_config,
-)
+from sidestep_adapters.triton.model_config import ModelConfig, decode_config
 from sidestep_adapters.triton.statistics import split
 
 JSON = "application/json"

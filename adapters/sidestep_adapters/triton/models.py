@@ -208,12 +208,7 @@ class Models:
 
     def _info(self, version: ModelVersion, config: ModelConfig) -> EngineInfo:
         # Configured labels override tags.
-        labels = {
-            **config.tags,
-            **self._labels,
-            "model": version.name,
-            "version": version.version,
-        }
+        labels = {**config.tags, **self._labels, "model": version.name, "version": version.version}
         features = {
             FAILURES: self._has_failures,
             CACHE: config.has_cache,
