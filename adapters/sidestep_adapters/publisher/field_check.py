@@ -11,6 +11,7 @@ import msgspec
 
 from sidestep.protocol.limits import printable
 from sidestep.protocol.messages import ABSENT, MISSING, MISSING_FIELDS
+from sidestep_adapters.publisher.translate import is_convertible
 
 log = logging.getLogger(__name__)
 
@@ -75,8 +76,8 @@ class FieldCheck:
             names, struct = place
             found: Any = parts.get(names[0])
             for name in names[1:]:
-                found = getattr(found, name, None)
-                if isinstance(found, list):
+                found = _value(found, name, None)
+                if isinstance(found, list) or type(found) is tuple:
                     found = found[0] if found else None
             if found is not None:
                 self._unseen.remove(place)
@@ -87,7 +88,8 @@ class FieldCheck:
 
     def _look(self, path: str, struct: type[msgspec.Struct], source: object) -> None:
         release = str(getattr(sys.modules.get(self._package), "__version__", ""))
-        paths = [f"{path}.{n}" for n in struct.__struct_fields__ if not hasattr(source, n)]
+        hints = get_type_hints(struct, include_extras=True)
+        paths = [f"{path}.{n}" for n, hint in hints.items() if not _is_usable(source, n, hint)]
         statuses = {each: self._status(each, source, release) for each in paths}
         lacks = {each: status for each, status in statuses.items() if status}
         self.missing |= lacks
@@ -111,6 +113,22 @@ class FieldCheck:
         if _numbers(release) >= _numbers(fields.since.get(path, "")):
             return MISSING
         return "" if path in fields.implied else ABSENT
+
+
+def _value(source: object, name: str, default: object) -> Any:
+    """Return an attribute; ``default`` if there is none, or it raises an exception."""
+    try:
+        return getattr(source, name, default)
+    except Exception:  # noqa: BLE001 - a property may do anything
+        return default
+
+
+def _is_usable(source: object, name: str, hint: Any) -> bool:
+    """Return whether an attribute is of a type that can be sent; numbers differ from object to object."""
+    found = _value(source, name, msgspec.UNSET)
+    return found is not msgspec.UNSET and (
+        found is None or isinstance(found, int | float) or is_convertible(found, hint)
+    )
 
 
 def _nested(struct: type[msgspec.Struct], path: str) -> Iterator[tuple[str, type[msgspec.Struct]]]:

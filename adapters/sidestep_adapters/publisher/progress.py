@@ -25,10 +25,6 @@ MAX_FRAME_CHARS = 200
 _PACKAGE = re.compile(r".*[/\\](?:site|dist)-packages[/\\]")
 
 
-def _none() -> int:
-    return 0
-
-
 class Reading(NamedTuple):
     """Values that a process reads of one engine at a wake of the publisher; times are monotonic.
 
@@ -54,8 +50,8 @@ class Reading(NamedTuple):
     longest: float = 0.0
     longest_tokens: int = 0
     condition: str = ""
-    blocked: Callable[[], int] = _none
-    request_tokens: Callable[[], int] = _none
+    blocked: Callable[[], int] = int
+    request_tokens: Callable[[], int] = int
     loop_asked_at: float | None = None
 
 

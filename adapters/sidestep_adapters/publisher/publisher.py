@@ -110,6 +110,11 @@ class Publisher:
         self.errors += 1
         self._warn("%s: %d so far", problem, self.errors, exc_info=sys.exc_info()[0] is not None)
 
+    def lose(self, problem: str) -> None:
+        """Count a record as failed and as dropped: what it has ended has to be found out."""
+        self.fail(problem)
+        self._queue.overflowed += 1
+
     def describe(self, engines: Sequence[EngineInfo]) -> None:
         """Replace the description of the stream's engines; known engines keep their index."""
         self._engines = list(engines)

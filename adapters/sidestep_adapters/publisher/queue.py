@@ -131,6 +131,7 @@ class ItemQueue:
                     encoded.append(encode_item(item))
                 except Exception:  # noqa: BLE001 - an invalid value drops its own item only
                     self._fail("an item could not be encoded")
+                    sender.dropped += 1
         except Exception:  # noqa: BLE001 - as above
             self._fail("a record could not be made into items")
         describe()

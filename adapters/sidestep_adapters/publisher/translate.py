@@ -38,6 +38,11 @@ def bounded_count(number: int) -> int:
     return min(max(0, int(number)), COUNT_LIMIT)
 
 
+def is_convertible(value: object, hint: Any) -> bool:
+    """Return whether ``value``, or some part of it, can be sent as ``hint``."""
+    return _convert(value, hint)[0] is not msgspec.UNSET
+
+
 def client_count(number: object) -> int | None:
     """Return a number that a client has chosen; None if the wire does not have it, nor the item with it."""
     return number if type(number) is int and 0 <= number <= COUNT_LIMIT else None
@@ -86,21 +91,30 @@ def _convert(
         pass
     inner = _unwrap(hint)
     if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
-        return _field_by_field(value, inner, untruncated)
-    if get_origin(inner) is list and isinstance(value, list | tuple):
+        if any(hasattr(value, name) for name in inner.__struct_fields__):
+            return _field_by_field(value, inner, untruncated)
+    elif get_origin(inner) is list and isinstance(value, list | tuple):
         pairs = [_convert(element, get_args(inner)[0]) for element in value]
         converted = [found for found, _ in pairs if found is not msgspec.UNSET]
         limit = _max_length(hint) if cut else len(converted)
         dropped = sum(missed for _, missed in pairs) + max(len(converted) - limit, 0)
         return converted[:limit], dropped
-    if get_origin(inner) is dict and isinstance(value, dict):
+    elif get_origin(inner) is dict and isinstance(value, dict):
         return _convert_mapping(value, get_args(inner)[1])
+    elif inner in (float, int):
+        return _number(value, inner, hint)
+    return msgspec.UNSET, 1
+
+
+def _number(value: Any, kind: type[float], hint: Any) -> tuple[Any, int]:
+    """Convert a bool, a scalar of numpy, or a number in a string; no part of a number is left out."""
     try:
-        # Accept a bool for a number, a numpy scalar, or a number in a string.
-        number = inner(value) if inner in (float, int) else None
-        return msgspec.convert(number, hint), 0
+        number = kind(value)
+        if isinstance(value, str) or number == value:
+            return msgspec.convert(number, hint), 0
     except (msgspec.ValidationError, TypeError, ValueError, OverflowError):
-        return msgspec.UNSET, 1
+        pass
+    return msgspec.UNSET, 1
 
 
 def _convert_mapping(value: dict[Any, Any], hint: Any) -> tuple[dict[str, Any], int]:

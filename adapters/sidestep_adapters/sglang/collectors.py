@@ -29,6 +29,8 @@ def wrap(process: Process, collector: Any, role: str) -> dict[str, MetricStub]:
     The gauges that ``log_stats`` sets are left alone: the stats are sent as a whole.
     """
     labels = getattr(collector, "labels", None) or {}
+    if not any(map(is_metric, vars(collector).values())):
+        raise LookupError("the collector has no metrics")
     found = {name: m for name, m in vars(collector).items() if _is_replaced(m)}
     features = [name for option, name in FEATURES.items() if getattr(collector, option, False)]
     engine = process.engine(role, labels, features, custom_bounds(found.values()))

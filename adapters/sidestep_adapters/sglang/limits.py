@@ -66,17 +66,12 @@ class LimitRecorder:
         batch = getattr(plan, "batch_to_run", plan)
         running = plan.running_batch if batch is not plan else scheduler.running_batch
         waits = scheduler.waiting_queue or waiting_for_grammars(scheduler)
-        limit, since = self._open
-        if batch is None and not waits and not running.reqs:
-            if limit == IDLE:
-                return
-            new = IDLE
-        else:
+        new = IDLE
+        if batch is not None or waits or running.reqs:
             new = self._limit(scheduler, batch, running) if waits else "none"
-        now = _monotonic()
-        if limit != IDLE:
-            self._seconds[limit] += now - since
-        self._open = new, now
+        elif self._open[0] == IDLE:
+            return
+        self._switch(new)
         self._result, self._has_refused_adapter = "", False
         if batch is not None and batch.reqs:
             self._steps[new] += 1
@@ -85,11 +80,14 @@ class LimitRecorder:
 
     def paused(self, is_paused: bool) -> None:
         """Note that the scheduler is paused, or that it goes on."""
+        self._switch("paused" if is_paused else IDLE)
+
+    def _switch(self, new: str) -> None:
         limit, since = self._open
         now = _monotonic()
         if limit != IDLE:
             self._seconds[limit] += now - since
-        self._open = "paused" if is_paused else IDLE, now
+        self._open = new, now
 
     def _limit(self, scheduler: Any, batch: Any, running: Any) -> str:
         """Return the limit while requests wait."""

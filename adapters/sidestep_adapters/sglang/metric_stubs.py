@@ -263,7 +263,7 @@ class ChildStub:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stub.native_child(self.key), name)
 
-    def inc(self, amount: float = 1) -> None:
+    def inc(self, amount: float = 1, exemplar: object = None) -> None:  # noqa: ARG002
         """Add to a counter or a gauge."""
         self.record(self.key, amount, 1)
 
@@ -275,9 +275,9 @@ class ChildStub:
         """Set a gauge."""
         self.record(self.key, value, SET)
 
-    def observe(self, value: float) -> None:
+    def observe(self, amount: float, exemplar: object = None) -> None:  # noqa: ARG002
         """Record an observation."""
-        self.record(self.key, value, 1)
+        self.record(self.key, amount, 1)
 
 
 def _forwarding(name: str) -> Callable[..., None]:

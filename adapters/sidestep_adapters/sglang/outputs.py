@@ -13,6 +13,7 @@ own function runs from then on, and one line of the log says so.
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
 import pickle
 import time
@@ -42,9 +43,15 @@ Observer = Callable[[float, int], None]
 
 
 class Latencies:
-    """Recorder of the inter-token latencies of one tokenizer."""
+    """Recorder of the inter-token latencies of one tokenizer.
 
-    def __init__(self, stub: MetricStub, deferred: DeferredMetrics) -> None:
+    ``signature`` is that of the collector's method: labels, seconds and number of tokens come first.
+    """
+
+    def __init__(
+        self, stub: MetricStub, deferred: DeferredMetrics, signature: inspect.Signature
+    ) -> None:
+        self._bind = signature.bind
         self._stub = stub
         self._deferred = deferred
         self._only = None if stub.own else stub.observer({})
@@ -52,12 +59,15 @@ class Latencies:
         self._last: Observer | None = None
         """What recorded the last latency."""
 
-    def observe(self, labels: dict[str, Any], internval: float, num_new_tokens: int) -> None:
+    def observe(self, *args: Any, **kwargs: Any) -> None:
         """Record the latency of new tokens, in place of the collector's method."""
         try:
-            if num_new_tokens > 0:
+            if kwargs or len(args) > 3:  # noqa: PLR2004 - see the class
+                args = self._bind(*args, **kwargs).args[:3]
+            labels, interval, count = args
+            if count > 0:
                 self._last = record = self._only or self._stub.observer(labels)
-                record(internval / num_new_tokens, num_new_tokens)
+                record(interval / count, count)
         except Exception:  # noqa: BLE001 - no exception may reach the engine
             self._deferred.fail("a latency could not be recorded")
 
@@ -76,16 +86,16 @@ class Latencies:
             manager.collect_metrics = original
             log_own_way("count each output", error)
 
-        def collect(state: Any, output: Any, index: int) -> None:
+        def collect(state: Any, recv_obj: Any, i: int) -> None:
             try:
                 record = getattr(state, OBSERVER, None)
-                if record is not None and output.finished_reasons[index] is None:
-                    add_latency(record, state, output.completion_tokens[index])
+                if record is not None and recv_obj.finished_reasons[i] is None:
+                    add_latency(record, state, recv_obj.completion_tokens[i])
                     return
             except Exception as error:  # noqa: BLE001 - no exception may reach the engine
                 give_way(error)
             self._last = None
-            original(state, output, index)
+            original(state, recv_obj, i)
             try:
                 # Labels of a request's own are known from its first latency.
                 found = self._last or (self._only if state.ttft_observed else None)
@@ -117,8 +127,7 @@ def add_latency(record: Observer, state: Any, tokens: int) -> None:
 def _try_collect(manager: Any) -> None:
     """Raise an exception unless SGLang's function does the same as ``add_latency``."""
     kind = type(manager)
-    if hasattr(kind.collect_metrics, "__wrapped__"):
-        raise TypeError("another plugin has replaced collect_metrics")
+    _check(kind.collect_metrics, "self", "state", "recv_obj", "i")
     times = importlib.import_module(TIME_STATS).APIServerReqTimeStats
     for before, after in ((3, 5), (3, 3), (5, 3)):
         states, found = [], []
@@ -204,15 +213,16 @@ class Times:
             else:
                 known[SENT] = state
 
-    def receive(self, original: Callable[..., Any], manager: Any, output: Any) -> Any:
+    def receive(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Complete a message with the times of earlier ones."""
         try:
+            manager, output, *_ = (*args, *kwargs.values())
             if manager.enable_metrics and self._is_on is not False:
                 self._complete(manager.rid_to_state, output)
         except Exception as error:  # noqa: BLE001 - no exception may reach the engine
             self._is_on = False
             log_own_way("receive the times of requests", error)
-        return original(manager, output)
+        return original(*args, **kwargs)
 
     def _complete(self, states: dict[str, Any], output: Any) -> None:
         received = output.time_stats = self._unwrap(output.time_stats)
@@ -254,8 +264,7 @@ def replace_decode() -> None:
     """
     kind = importlib.import_module(TIME_STATS).SchedulerReqTimeStats
     original = kind.set_last_decode_finish_time
-    if hasattr(original, "__wrapped__"):
-        raise TypeError("another plugin has replaced set_last_decode_finish_time")
+    _check(original, "self", "ts")
 
     def note(times: Any, ts: float | None = None) -> None:
         try:
@@ -275,6 +284,14 @@ def replace_decode() -> None:
     if {**vars(own), **apart} != {**vars(ours), **apart}:
         raise ValueError("this release notes more than the time of a token")
     kind.set_last_decode_finish_time = note
+
+
+def _check(function: Callable[..., Any], *parameters: str) -> None:
+    """Raise an exception unless ``function`` is SGLang's own and has these parameters."""
+    if hasattr(function, "__wrapped__"):
+        raise TypeError(f"another plugin has replaced {function.__name__}")
+    if (found := tuple(inspect.signature(function).parameters)) != parameters:
+        raise TypeError(f"{function.__name__} takes {', '.join(found)}")
 
 
 def log_own_way(what: str, error: Exception) -> None:

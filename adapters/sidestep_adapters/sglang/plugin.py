@@ -129,7 +129,7 @@ def _after_resolve(cls: type, *args: Any, **kwargs: Any) -> type | None:
         return None
 
 
-def _after_cpu_monitor_start(_result: Any, component: str, *_: Any, **__: Any) -> None:
+def _after_cpu_monitor_start(_: Any, component: str = "", *__: Any, **___: Any) -> None:
     """Start publishing when a process starts to count its CPU time: some count nothing else."""
     try:
         own = process()
@@ -163,10 +163,10 @@ _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler."
 # A hook gets the result of the method that it follows, then the method's arguments.
 RECORDING = {
     "sglang.srt.managers.schedule_batch.ScheduleBatch.prepare_for_extend": _hook(
-        "lookups", "began", lambda _result, *given: given
+        "lookups", "began", lambda _result, batch, *_: (batch,)
     ),
     "sglang.srt.mem_cache.memory_pool.ReqToTokenPool.free": _hook(
-        "lookups", "released", lambda _result, _pool, *given: given
+        "lookups", "released", lambda _result, _pool, request, *_: (request,)
     ),
     "sglang.srt.mem_cache.memory_pool.ReqToTokenPool.clear": _hook(
         "lookups", "cleared", lambda *_: ()

@@ -71,22 +71,24 @@ class _Uncounted:
         self._handle_abort = manager._handle_abort_req
         self._release = manager._release_req_states_on_failure
 
-    def handle_abort(self, aborted: Any) -> Any:
+    def handle_abort(self, *args: Any, **kwargs: Any) -> Any:
         """Handle that the scheduler has aborted a request of its queue; record the request."""
         try:
+            aborted, *_ = (*args, *kwargs.values())
             state = self._manager.rid_to_state.get(aborted.rid)
         except Exception:  # noqa: BLE001 - no exception may reach the engine
             self._recorder.fail(UNREADABLE)
             state = None
-        result = self._handle_abort(aborted)
-        if state is not None and state.finished:
+        result = self._handle_abort(*args, **kwargs)
+        if state is not None and getattr(state, "finished", False):
             self._record(state, getattr(aborted, "finished_reason", None) or {"type": "abort"})
         return result
 
-    def release(self, request_states: Mapping[str, Any]) -> Any:
+    def release(self, *args: Any, **kwargs: Any) -> Any:
         """Release requests after an exception; record those that the scheduler does not have."""
         raised = sys.exc_info()[0]
         try:
+            request_states, *_ = (*args, *kwargs.values())
             known = self._manager.rid_to_state
             unsent = [
                 state
@@ -96,7 +98,7 @@ class _Uncounted:
         except Exception:  # noqa: BLE001 - as above
             self._recorder.fail(UNREADABLE)
             unsent = []
-        result = self._release(request_states)
+        result = self._release(*args, **kwargs)
         for state in unsent:
             self._record(state, _reason(raised), time.perf_counter())
         return result

@@ -76,7 +76,13 @@ class StatsRecorder(MetricSource):
         Lists and queue counts are referenced: SGLang makes new ones for each report.
         """
         self._lengths = None
-        self.record((), stats.__dict__.copy(), 1)
+        known = getattr(stats, "__dict__", None)
+        if known is None:
+            names = SglangSchedulerStats.__struct_fields__
+            known = {name: getattr(stats, name) for name in names if hasattr(stats, name)}
+            if not known:
+                raise TypeError(type(stats).__name__)
+        self.record((), known.copy(), 1)
 
     def record_lengths(self, running: int, waiting: int) -> None:
         """Record the numbers of requests after an iteration if they differ, on the scheduler's loop."""

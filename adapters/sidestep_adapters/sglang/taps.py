@@ -7,6 +7,7 @@ processes by name, which find them here.
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
 import os
 import time
@@ -163,7 +164,7 @@ class SchedulerTap:
         clock = time.perf_counter
         others: list[tuple[str, ChildStub]] | None = None
 
-        def log_stats(stats: Any) -> None:
+        def log_stats(stats: Any, *_: Any, **__: Any) -> None:
             nonlocal others
             # Otherwise an idle scheduler reports in every iteration of its loop.
             collector.last_log_time = clock()
@@ -223,7 +224,11 @@ def _call_both(ours: Callable[..., None], theirs: Callable[..., None]) -> Callab
 def _tap_tokenizer(process: Process, collector: Any, server_args: Any) -> dict[str, MetricStub]:
     native = vars(collector).get("histogram_inter_token_latency")
     made = wrap(process, collector, "tokenizer")
-    latencies = Latencies(made["histogram_inter_token_latency"], process.deferred)
+    latencies = Latencies(
+        made["histogram_inter_token_latency"],
+        process.deferred,
+        inspect.signature(collector.observe_inter_token_latency),
+    )
     observe = latencies.observe
     if process.beside:
         # SGLang updates it in this call, by a fast path of its own.

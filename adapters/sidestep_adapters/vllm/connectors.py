@@ -65,10 +65,7 @@ _DEPRECATED_OFFLOAD: Final[Mapping[str, tuple[str, str]]] = {
         "vllm:kv_offload_load_bytes",
         "vllm:kv_offload_store_bytes",
     ),
-    "vllm:kv_offload_total_time_total": (
-        "vllm:kv_offload_load_time",
-        "vllm:kv_offload_store_time",
-    ),
+    "vllm:kv_offload_total_time_total": ("vllm:kv_offload_load_time", "vllm:kv_offload_store_time"),
     "vllm:kv_offload_size": ("vllm:kv_offload_load_size", "vllm:kv_offload_store_size"),
 }
 """Deprecated families, and the payload's names for loads and stores that vLLM feeds them from."""

@@ -144,7 +144,10 @@ def describe(
         namespace=namespace(with_port=getattr(parallel, "data_parallel_backend", "mp") != "ray"),
         api_server=(api_server := _api_server(config)),
         api_servers=max(getattr(parallel, "_api_process_count", 1), api_server + 1),
-        features=(*(name for name, on in options.items() if on), *_connector_features(transfer)),
+        features=(
+            *(name for name, on in options.items() if on),
+            *(FEATURES[name] for name in _connectors(transfer) if name in FEATURES),
+        ),
         custom_buckets=getattr(observability, "custom_histogram_buckets", None) or {},
         info={
             **_info(lora, observability, getattr(config, "scheduler_config", None)),
@@ -158,7 +161,7 @@ def describe(
 
 def _info(lora: Any, observability: Any, scheduler: Any) -> dict[str, dict[str, str]]:
     info = versions("vllm")
-    info |= {} if lora is None else {"lora": {"max_lora": str(lora.max_loras)}}
+    info |= {} if lora is None else {"lora": {"max_lora": str(getattr(lora, "max_loras", ""))}}
     names = {"max_running_requests": "max_num_seqs", "max_step_tokens": "max_num_batched_tokens"}
     limits = {ours: getattr(scheduler, theirs, None) for ours, theirs in names.items()}
     known = {name: str(limit) for name, limit in limits.items() if limit is not None}
@@ -198,11 +201,6 @@ def _connectors(transfer: Any) -> dict[str, Any]:
     own = getattr(transfer, "kv_connector", None), getattr(transfer, "kv_role", None)
     named = [own, *((part.get("kv_connector"), part.get("kv_role")) for part in parts)]
     return {name: role for name, role in named if isinstance(name, str) and name}
-
-
-def _connector_features(transfer: Any) -> list[str]:
-    """Return the catalogue features of the KV connectors."""
-    return [FEATURES[name] for name in _connectors(transfer) if name in FEATURES]
 
 
 def _kv_transfer(transfer: Any) -> dict[str, dict[str, str]]:

@@ -61,9 +61,9 @@ def batches(events: Sequence[Event]) -> list[list[Event]]:
     return found
 
 
-def parallel_sample(request_id: str) -> tuple[int, int]:
+def parallel_sample(request_id: object) -> tuple[int, int]:
     """Return a parallel sample's number of the original request, and its own; both 0 for a single one."""
-    found = SAMPLE.fullmatch(request_id)
+    found = SAMPLE.fullmatch(str(request_id))
     if found is None or len(found[1]) > len(str(MAX_OBSERVATIONS)):
         return 0, 0
     digest = hashlib.blake2b(found[2].encode(), digest_size=5).digest()

@@ -72,7 +72,6 @@ class RequestEventItems(FrontEndRequests):
     A request's first event is sent with its first output, since only then its engine is known.
 
     Args:
-        fail: See the base class.
         engines: How many engines the front end has.
         process: Its number among ``processes`` front ends of the same engines.
         processes: How many there are.
@@ -148,7 +147,13 @@ class RequestEventItems(FrontEndRequests):
             step.tokens += tokens or [1] * len(known)
         step.numbers += known
         if self._unplaced:
-            step.begun |= self._unplaced.intersection(known)
+            new = self._unplaced.intersection(known) - step.begun
+            step.begun |= new
+            for request in map(requests.__getitem__, new):
+                if request.queued is None and request.arrival:
+                    if not self.dropped:
+                        self._fail("a request has no event of its queueing")
+                    step.events.insert(0, self._queued_since(request, step.stamp, step.wall))
 
     def _apply_special(self, step: _Step, request: Request, special: Special) -> None:
         follow(request, special)
@@ -182,6 +187,11 @@ class RequestEventItems(FrontEndRequests):
         event.identity, event.max_tokens = request.identity, client_count(added.max_tokens)
         event.transfer = added.transfer
         return event
+
+    def _queued_since(self, request: Request, stamp: float, wall: float) -> Queued:
+        """Return the event of a request that was queued when it arrived; ``stamp`` is at ``wall``."""
+        waited = max(wall - request.arrival, 0.0)
+        return self._queued(request, max(stamp - waited, 0.0), request.arrival)
 
     def _finished(self, request: Request, stamp: float, wall: float, reason: int) -> Finished:
         event = Finished(request.added.number, stamp, wall, reason, request.prompt_tokens)
@@ -232,9 +242,7 @@ class RequestEventItems(FrontEndRequests):
             events = self._left.setdefault(engine, [])
             has_begun = request.engine >= 0 or (self._step and number in self._step.begun)
             if not has_begun and request.arrival:
-                waited = max(wall - request.arrival, 0.0)
-                queued = self._queued(request, max(stamp - waited, 0.0), request.arrival)
-                events.append(queued)
+                events.append(self._queued_since(request, stamp, wall))
             events.append(self._finished(request, stamp, wall, reason))
         if self._step is None:
             self._add_left()

@@ -151,14 +151,10 @@ class _Requests:
             state
             for request_id, state in list(self._states.items())
             if not self.has_engines or self._engines.get(request_id) == _identity(number)
-            if not _waits_for_input(state)
+            # A session may have answered all of its input so far.
+            if not getattr(state, "streaming_input", False) or state.input_chunk_queue is not None
         ]
         return len(waiting), sum(state.prompt_len for state in waiting if state.is_prefilling)
-
-
-def _waits_for_input(state: Any) -> bool:
-    """Return whether a request is a session, which has answered all of its input so far."""
-    return bool(getattr(state, "streaming_input", False)) and state.input_chunk_queue is None
 
 
 def _identity(number: int) -> bytes:

@@ -307,6 +307,8 @@ class FrontEndLatencyItems(FrontEndRequests):
         for number, _ in outputs.ended:
             request = self._requests.pop(number, None)
             if request is not None:
+                if request.queued is None and not self.dropped:
+                    self._fail("a request has no event of its queueing")
                 waited = (request.scheduled or 0.0) - (request.queued or 0.0)
                 found.e2e_latencies.append(wall - request.arrival)
                 found.queue_times.append(max(waited, 0.0))

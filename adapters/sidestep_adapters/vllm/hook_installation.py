@@ -12,13 +12,7 @@ from types import FrameType, SimpleNamespace
 from typing import Any
 
 from sidestep.protocol.iteration_stats import FINISH_REASONS
-from sidestep_adapters.vllm.front_end_requests import (
-    PREEMPTED,
-    QUEUED,
-    SCHEDULED,
-    STOP,
-    Outputs,
-)
+from sidestep_adapters.vllm.front_end_requests import PREEMPTED, QUEUED, SCHEDULED, STOP, Outputs
 from sidestep_adapters.vllm.output_hook import OutputHook
 
 NAN_CHECK = "VLLM_COMPUTE_NANS_IN_LOGITS"
@@ -126,11 +120,7 @@ def _check_use(config: Any, callers: FrameType | None) -> None:
 
 
 def _other_loggers(front_end: Any, base: type) -> list[Any]:
-    """Return the front end's stat loggers without those that write to the log.
-
-    Raises:
-        UnusableError: There is one of another kind.
-    """
+    """Return the front end's stat loggers without those that write to the log; no other may remain."""
     kept = []
     for logger in front_end.logger_manager.stat_loggers:
         several = getattr(logger, "per_engine_stat_loggers", None)
@@ -145,14 +135,7 @@ def _other_loggers(front_end: Any, base: type) -> list[Any]:
 
 
 def _check_release(front_end: Any) -> None:
-    """Compare what the hook reads of vLLM with what this release has.
-
-    Raises:
-        AttributeError: Something is missing, or has another meaning.
-        ImportError: A module is missing.
-        TypeError: A class takes other arguments.
-        ValueError: A method has no signature.
-    """
+    """Compare what the hook reads of vLLM with what this release has, and raise if that differs."""
     from vllm.v1.engine import (  # noqa: PLC0415 - only a front end has it
         EngineCoreEvent,
         EngineCoreEventType,
@@ -165,6 +148,8 @@ def _check_release(front_end: Any) -> None:
         found = tuple(inspect.signature(getattr(processor, name)).parameters)
         if found[: len(parameters)] != parameters:
             raise AttributeError(f"{name}({', '.join(found)}) takes other parameters")
+        if inspect.iscoroutinefunction(getattr(processor, name)):
+            raise AttributeError(f"{name} is asynchronous")
     if not (front_end.log_stats and processor.log_stats and processor.lora_states.log_stats):
         raise AttributeError("its log_stats means something else")
     if tuple(str(reason) for reason in FinishReason) != FINISH_REASONS[: len(FinishReason)]:
@@ -181,9 +166,8 @@ def _check_release(front_end: Any) -> None:
         raise AttributeError(
             "its outputs do not say which tokens of a prompt were cached, and where"
         )
-    stand_in = SimpleNamespace(
-        output_processor=SimpleNamespace(request_states={}), engine_core=front_end.engine_core
-    )
+    stand_in: Any = type("StandIn", (), {"request_states": {}})
+    stand_in.output_processor, stand_in.engine_core = stand_in, front_end.engine_core
     taken: list[Outputs] = []
     recorder: Any = SimpleNamespace(
         record=lambda *args, **_: taken.append(args[1]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 from sidestep.protocol.block_events import ALLOCATED, EVICTED, RESET, TOUCHED, BlockEvents
@@ -91,6 +92,16 @@ class BlockTap:
         self._kinds.append(kind)
         self._blocks.append(block)
         self._stamps.append(_monotonic())
+
+
+def check_collector(module: Any) -> None:
+    """Raise a TypeError unless ``BlockTap`` can replace the collector of block pools in ``module``."""
+    collector = getattr(module, "KVCacheMetricsCollector", BlockTap)
+    for name in vars(collector):
+        if name.startswith("on_") or name == "reset":
+            theirs, ours = (getattr(each, name, lambda: None) for each in (collector, BlockTap))
+            if len(signature(theirs).parameters) != len(signature(ours).parameters):
+                raise TypeError(f"this release's {name} differs")
 
 
 def lookup_events(

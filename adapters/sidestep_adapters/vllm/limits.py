@@ -14,20 +14,8 @@ from sidestep.protocol.request_events import LIMITS
 
 log = logging.getLogger(__name__)
 
-(NONE, SLOTS, TOKENS, KV_BLOCKS, LORA, GRAMMAR, KV_TRANSFER, ENCODER, DEFERRED, PAUSED) = map(
-    LIMITS.index,
-    (
-        "none",
-        "slots",
-        "tokens",
-        "kv_blocks",
-        "lora",
-        "grammar",
-        "kv_transfer",
-        "encoder",
-        "deferred",
-        "paused",
-    ),
+NONE, SLOTS, TOKENS, KV_BLOCKS, LORA, GRAMMAR, KV_TRANSFER, ENCODER, DEFERRED, PAUSED = range(
+    len(LIMITS)
 )
 BLOCKED = {
     "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR": GRAMMAR,

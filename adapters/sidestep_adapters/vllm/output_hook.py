@@ -25,6 +25,8 @@ from sidestep_adapters.vllm.front_end_requests import (
     Special,
 )
 
+UNSEEN_CALLS = 5
+"""Calls of ``compare`` after which a request has left unseen; what was dropped is known earlier."""
 LENGTH, REPETITION = map(FINISH_REASONS.index, ("length", "repetition"))
 _monotonic, _wall = time.monotonic, time.time
 
@@ -53,8 +55,8 @@ class OutputHook:
         sends_identity: bool,
         nan_check: bool,
     ) -> None:
-        self._states: dict[str, Any] = front_end.output_processor.request_states
         # What holds the hook must not keep the front end alive.
+        self._processor = weakref.ref(front_end.output_processor)
         self._client = weakref.ref(front_end.engine_core)
         self._index = {number: index for index, number in enumerate(engines)}
         self._requests = requests
@@ -66,12 +68,24 @@ class OutputHook:
         self._nan_check = nan_check
         self._received: tuple[float, float] | None = None
         """Unix and monotonic time at which the step was received whose outputs are recorded."""
+        self._stamp = 0.0
         self._prompt_tokens = 0
+        self._unseen: dict[str, int] = {}
 
     @property
     def states(self) -> dict[str, Any]:
         """The front end's unfinished requests by name."""
-        return self._states
+        return getattr(self._processor(), "request_states", {})
+
+    def compare(self) -> None:
+        """Notice requests that have left without a wrapper's notice; about once a second, in the thread."""
+        states, before = self.states, self._unseen
+        gone = {name: before.get(name, 0) + 1 for name in [*self._numbers] if name not in states}
+        self._unseen = gone
+        if lost := [name for name, calls in gone.items() if calls > UNSEEN_CALLS]:
+            for name in lost:
+                self._numbers.pop(name, None)
+            self._lose("requests have left unseen")
 
     def wrappers(self, processor: Any) -> dict[str, Callable[..., Any]]:
         """Return the wrappers of this output processor's methods, by their names."""
@@ -90,6 +104,10 @@ class OutputHook:
         if self._received is None:
             return None
         self._received = None
+        if number not in self._index:
+            # Otherwise its outputs would be those of the engine that ends a step next.
+            self._skip("an engine is unknown")
+            return None
         self._record(self._requests.step_ended, self._index[number], is_slice)
         tokens, self._prompt_tokens = self._prompt_tokens, 0
         return tokens
@@ -99,14 +117,24 @@ class OutputHook:
         self._fail(problem)
         self._requests.dropped += 1
 
+    def _skip(self, problem: str) -> None:
+        """Forget the outputs of a step that cannot be recorded."""
+        self._received, self._prompt_tokens = None, 0
+        self._record(self._requests.skip)
+        self._lose(problem)
+
     def _around_outputs(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def process_outputs(*args: Any, **kwargs: Any) -> Any:
             taken = None
             try:
                 outputs = args[0] if args else kwargs["engine_core_outputs"]
-                if outputs:
-                    taken = self._take(outputs)
+                # An iterator, which has no length, would be empty for the original.
+                if len(outputs):
                     stamp = args[1] if len(args) > 1 else kwargs["engine_core_timestamp"]
+                    if self._received is not None and stamp != self._stamp:
+                        self._skip("the end of a step was not recorded")
+                    self._stamp = stamp
+                    taken = self._take(outputs)
             except Exception:  # noqa: BLE001 - an exception here ends serving
                 self._lose("outputs could not be read")
             result = original(*args, **kwargs)
@@ -144,9 +172,9 @@ class OutputHook:
             special = [o for o in outputs if o.events or o.finish_reason is not None or _nans(o)]
         else:
             special = [o for o in outputs if o.events or o.finish_reason is not None]
-        found = []
+        found, states = [], self.states
         for output in special:
-            state = self._states.get(output.request_id)
+            state = states.get(output.request_id)
             # vLLM ignores outputs after a client has left.
             prompt = (0, False) if state is None else (state.prompt_len, state.is_prefilling)
             found.append((output, state, *prompt))
@@ -162,13 +190,12 @@ class OutputHook:
     ) -> None:
         """Record outputs, after the original has decided which of their requests end."""
         assert self._received is not None
-        ended = []
-        events = []
+        ended, events, states = [], [], self.states
         for output, state, prompt_tokens, is_first in special:
             name, reason = output.request_id, output.finish_reason
             if output.events or self._nan_check:
                 events.append(self._special(output, prompt_tokens, is_first=is_first))
-            if reason is not None and state is not None and name not in self._states:
+            if reason is not None and state is not None and name not in states:
                 ended.append((name, _final_reason(int(reason), state)))
         # A session that the engine has ended is among them, too: its own reason comes first.
         ended += [(name, STOP) for name in stopped]
@@ -206,7 +233,7 @@ class OutputHook:
 
     def _add(self, request: Any) -> None:
         name = request.request_id
-        state = self._states.get(name)
+        state = self.states.get(name)
         if state is None:
             # A session whose user sends no more input, and which has answered all of it.
             self._leave([(name, -1)], STOP)
@@ -216,7 +243,8 @@ class OutputHook:
         extra = getattr(sampling, "extra_args", None) or {}
         transfer = extra.get("kv_transfer_params")
         if self._sends_identity:
-            shown = getattr(request, "external_req_id", None) or _client_id(name, parent)
+            shown = getattr(request, "external_req_id", None)
+            shown = shown or (name if parent is None else parent.request_id)
             priority = getattr(request, "priority", 0)
             trace = getattr(request, "trace_headers", None)
             client = shown, request.cache_salt, trace, priority, join_key(transfer, name)
@@ -238,7 +266,7 @@ class OutputHook:
         def abort_requests(*args: Any, **kwargs: Any) -> Any:
             aborted = original(*args, **kwargs)
             try:
-                if aborted:
+                if len(aborted):
                     self._leave([(name, self._engine_of(name)) for name in aborted], ABORT)
             except Exception:  # noqa: BLE001 - an exception here leaves the request in the engine
                 self._lose("an abort could not be recorded")
@@ -263,11 +291,6 @@ class OutputHook:
 
 def _nans(output: Any) -> int:
     found: int = output.num_nans_in_logits
-    return found
-
-
-def _client_id(name: str, parent: Any) -> str:
-    found: str = name if parent is None else parent.request_id
     return found
 
 

@@ -7,6 +7,7 @@ field has one owner, so that nothing is counted twice.
 from __future__ import annotations
 
 import importlib
+import sys
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -14,6 +15,8 @@ Role = Literal["alone", "core", "front_end"]
 """Role of a reporting process; ``alone`` is a front end without a tapped core, which owns all."""
 
 SCHEDULER_MODULE = "sidestep_adapters.vllm.scheduler"
+NEEDED = "add_request", "schedule", "update_from_output", "_free_request"
+"""Methods of vLLM's scheduler without which its tap would lack requests, or never see their ends."""
 
 FRONT_END_FIELDS = (
     "num_not_watermarked_reqs",
@@ -46,6 +49,9 @@ def is_owned(role: Role, path: str) -> bool:
 
 def is_tapped(config: Any) -> bool:
     """Return whether a ``VllmConfig`` names sidestep's scheduler, or a class derived from it."""
+    vllm_scheduler = sys.modules.get("vllm.v1.core.sched.scheduler")
+    if lacked_methods(getattr(vllm_scheduler, "Scheduler", None)):
+        return False
     chosen = getattr(getattr(config, "scheduler_config", None), "scheduler_cls", None)
     if isinstance(chosen, str):
         module, _, name = chosen.rpartition(".")
@@ -58,6 +64,11 @@ def is_tapped(config: Any) -> bool:
         except Exception:  # noqa: BLE001 - vLLM reports the error itself
             return False
     return any(kind.__module__ == SCHEDULER_MODULE for kind in getattr(chosen, "__mro__", ()))
+
+
+def lacked_methods(scheduler: Any) -> list[str]:
+    """Return the methods that a scheduler lacks for a tap; none if it is not known."""
+    return [name for name in NEEDED if scheduler is not None and not hasattr(scheduler, name)]
 
 
 def has_front_end_part(iteration: Any) -> bool:

@@ -49,24 +49,27 @@ from sidestep_adapters.vllm.stats import VllmTap
 
 log = logging.getLogger(__name__)
 
+set_up_log("vllm")
 STATISTICS = ("sidestep", "vllm")
 """Who makes the statistics of outputs in mode ``instead``: ``SIDESTEP_VLLM_STATISTICS``."""
 
 
 def _base() -> Any:
     """Return the base class, which decides whether vLLM adds its own Prometheus logger."""
-    if endpoint() and choice("SIDESTEP_VLLM_MODE", MODES) == "instead":
+    if usable_endpoint() and choice("SIDESTEP_VLLM_MODE", MODES) == "instead":
         return loggers.PrometheusStatLogger
     return loggers.AggregateStatLoggerBase
 
 
-set_up_log("vllm")
-
-
 class SidestepStatLogger(_base()):  # type: ignore[misc]
-    """Stat logger that pushes the records of vLLM's front end to the exporter."""
+    """Stat logger that pushes the records of vLLM's front end to the exporter.
 
-    def __init__(self, vllm_config: Any, engine_indexes: Sequence[int] = (0,)) -> None:
+    Its methods accept arguments that only other releases pass.
+    """
+
+    def __init__(
+        self, vllm_config: Any, engine_indexes: Sequence[int] = (0,), *_: Any, **__: Any
+    ) -> None:
         # Without super().__init__(): PrometheusStatLogger's would register every metric.
         self.engine_indexes = list(engine_indexes)
         self._tap: VllmTap | None = None
@@ -83,6 +86,13 @@ class SidestepStatLogger(_base()):  # type: ignore[misc]
             self._connect(describe(vllm_config, self.engine_indexes))
         except Exception:
             log.exception("sidestep: the plugin could not start; the engine runs without it")
+            self._tap = None
+            if self._publisher is not None:
+                self._publisher.close(wait=False)
+            if isinstance(self, loggers.PrometheusStatLogger):
+                # vLLM makes no other one, which this was to replace.
+                self.__class__ = loggers.PrometheusStatLogger
+                self.__init__(vllm_config, self.engine_indexes)
 
     def _connect(self, description: Description) -> None:
         frontend = FrontendTap()
@@ -122,6 +132,11 @@ class SidestepStatLogger(_base()):  # type: ignore[misc]
             missing=self._describe_missing,
         )
         self._tap.record_sleep_state()
+        passed = inspect.signature(
+            getattr(loggers.StatLoggerBase, "record", self.record)
+        ).parameters
+        if lacking := {"scheduler_stats", "iteration_stats", "engine_idx"}.difference(passed):
+            self._fail(f"vLLM records without {', '.join(sorted(lacking))}")
 
     def _describe_missing(self, fields: Mapping[str, dict[str, str]]) -> None:
         self._description = with_missing(self._description, fields)
@@ -130,14 +145,18 @@ class SidestepStatLogger(_base()):  # type: ignore[misc]
 
     def record(
         self,
-        scheduler_stats: Any,
-        iteration_stats: Any,
+        scheduler_stats: Any = None,
+        iteration_stats: Any = None,
         mm_cache_stats: Any = None,
-        engine_idx: int = 0,
+        engine_idx: Any = None,
+        *_: Any,
+        **__: Any,
     ) -> None:
         """Record one engine step; never blocks and never raises."""
         if self._tap is None or self._publisher is None:
             return
+        if engine_idx is None and len(self.engine_indexes) == 1:
+            engine_idx = self.engine_indexes[0]
         try:
             tokens = getattr(iteration_stats, "num_prompt_tokens", None)
             if self._hook is not None:
@@ -148,7 +167,7 @@ class SidestepStatLogger(_base()):  # type: ignore[misc]
             self._publisher.fail("an answer could not be counted")
         self._tap.record(scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
 
-    def log_engine_initialized(self) -> None:
+    def log_engine_initialized(self, *_: Any, **__: Any) -> None:
         """Send the description again, with the cache size that is known now."""
         if self._publisher is None:
             return
@@ -213,28 +232,38 @@ class SidestepStatLogger(_base()):  # type: ignore[misc]
 
     def _periodic_events(self) -> Iterable[Any]:
         """Return items of the requests about once a second; all of them after items were dropped."""
-        if self._hook is not None and self._drops.have_ended():
-            return self._requests.resync(self._hook.states)
+        if self._hook is not None:
+            if self._drops.have_ended():
+                return self._requests.resync(self._hook.states)
+            self._hook.compare()
         return self._requests.periodic_items()
 
     def _fail(self, problem: str) -> None:
         if self._publisher is not None:
             self._publisher.fail(problem)
 
-    def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
+    def record_sleep_state(self, sleep: int = 0, level: int = 0, *_: Any, **__: Any) -> None:
         """Record that the engines fell asleep or woke up."""
         if self._progress is not None:
             self._progress.slept(sleep)
         if self._tap is not None:
             self._tap.record_sleep_state(sleep, level)
 
-    def record_admission_rejection(self, reason: str) -> None:
+    def record_admission_rejection(self, reason: str = "", *_: Any, **__: Any) -> None:
         """Record a request rejected because the front end's queue was full."""
         if self._tap is not None:
             self._tap.record_admission_rejection(reason)
 
-    def log(self) -> None:
+    def log(self, *_: Any, **__: Any) -> None:
         """Do nothing: the exporter prints the statistics line."""
+
+
+# What other releases require of stat loggers, or do with vLLM's metrics, which this one has not.
+SidestepStatLogger.__abstractmethods__ = frozenset()
+for _name in vars(loggers.PrometheusStatLogger).keys() - vars(SidestepStatLogger).keys():
+    if not _name.startswith("_"):
+        _nothing = getattr(loggers.AggregateStatLoggerBase, _name, lambda *_, **__: None)
+        setattr(SidestepStatLogger, _name, _nothing)
 
 
 def _samples(families: Iterable[Family], engines: Iterable[int] = (0,)) -> list[Samples]:

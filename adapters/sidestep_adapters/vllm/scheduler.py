@@ -6,11 +6,15 @@ derives from. Without ``SIDESTEP_ENDPOINT`` it is that scheduler.
 
 from __future__ import annotations
 
+import copy
 import functools
+import inspect
 import logging
 import os
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -25,16 +29,11 @@ from sidestep_adapters.publisher.process_metrics import ProcessTap, WorkerTaps
 from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.publisher.request_identity import identity_maker
 from sidestep_adapters.vllm.description import describe, is_supported, with_cache, with_missing
-from sidestep_adapters.vllm.kv_cache import BlockTap, lookup_events
+from sidestep_adapters.vllm.kv_cache import BlockTap, check_collector, lookup_events
 from sidestep_adapters.vllm.limits import NONE, PAUSED, LimitReader
-from sidestep_adapters.vllm.ownership import is_tapped
+from sidestep_adapters.vllm.ownership import is_tapped, lacked_methods
 from sidestep_adapters.vllm.scheduler_events import SchedulerEvents
-from sidestep_adapters.vllm.scheduler_tap import (
-    HeldKv,
-    SchedulerProgress,
-    SchedulerTap,
-    is_paused,
-)
+from sidestep_adapters.vllm.scheduler_tap import HeldKv, SchedulerProgress, SchedulerTap, is_paused
 from sidestep_adapters.vllm.startup import core_startup
 from sidestep_adapters.vllm.stats import VllmTap
 
@@ -55,8 +54,6 @@ class _Core:
     def __init__(self, scheduler: Any, *, log_stats: bool) -> None:
         config = scheduler.vllm_config
         description = describe(config, [_rank(config)], core=True, log_stats=log_stats)
-        # Some cache fields differ in the front end, whose values the engine's page shows.
-        description = with_cache(description, config, CORE_INFO)
         self._description = description
         self._process = ProcessTap("core")
         self._workers = WorkerTaps("VllmWorker-")
@@ -64,7 +61,7 @@ class _Core:
         self._rank = description.engines[0]
         self._held_stats: list[Any] = []
         events = SchedulerEvents(
-            self._fail,
+            self._lose,
             nan_check="nan_check" in description.features,
             identities=identity_maker(),
             has_suffix=_has_suffix(),
@@ -83,10 +80,6 @@ class _Core:
             missing=self._describe_missing,
         )
         self._blocks: BlockTap | None = None
-        pool: Any = getattr(scheduler.kv_cache_manager, "block_pool", None)
-        if getattr(pool, "metrics_collector", pool) is None:
-            # With --kv-cache-metrics the engine samples blocks itself, at its own rate.
-            self._blocks = BlockTap(self._push)
         # Made last: its thread calls the taps.
         self.publisher = Publisher(
             endpoint(),
@@ -100,10 +93,68 @@ class _Core:
             progress=SchedulerProgress(scheduler, self.requests).measure,
         )
         self._drops = DropWatch(self.publisher)
-        if self._blocks is not None:
-            pool.metrics_collector = self._blocks
+        for step in (self._describe_cache, self._tap_blocks, self._close_with):
+            self.note(step, scheduler)
 
-    def update_finished(self, batch: Any, outputs: Any) -> None:
+    def note(self, record: Callable[..., Any], *args: Any) -> Any:
+        """Call a method; return what it returns, or False if it raises: that would kill the engine."""
+        try:
+            return record(*args)
+        except Exception:  # noqa: BLE001 - as the docstring says
+            self._fail(f"the scheduler's call could not be recorded: {record.__name__}")
+            return False
+
+    def _describe_cache(self, scheduler: Any) -> None:
+        # Some cache fields differ in the front end, whose values the engine's page shows.
+        self._description = with_cache(self._description, scheduler.vllm_config, CORE_INFO)
+        self.publisher.describe(self._description.engine_infos)
+
+    def _tap_blocks(self, scheduler: Any) -> None:
+        pool: Any = getattr(scheduler.kv_cache_manager, "block_pool", None)
+        # With --kv-cache-metrics the engine samples blocks itself, at its own rate.
+        if getattr(pool, "metrics_collector", pool) is None:
+            check_collector(sys.modules.get("vllm.v1.core.kv_cache_metrics"))
+            blocks = BlockTap(self._push)
+            blocks.on_block_accessed(getattr(pool, "null_block", SimpleNamespace(block_id=0)))
+            self._blocks = pool.metrics_collector = blocks
+
+    def adding(self, scheduler: Any, request: Any, *_: Any) -> bool:
+        """Note that a request or more input of one is added; return whether the request is known."""
+        known = request.request_id in scheduler.requests
+        if known and not getattr(request, "resumable", True):
+            self.requests.session_closed(request.request_id)
+        return known
+
+    def added(self, known: bool, _: Any, scheduler: Any, request: Any, *__: Any) -> None:
+        """Record a request that was added."""
+        if known:
+            # A session that still answers its last input ends later, for a reason of its own.
+            self.requests.session_closed("")
+            return
+        self.requests.queued(request)
+        if self.is_paused(scheduler):
+            # No step follows that would say so.
+            self.requests.limited(PAUSED)
+
+    def paused(self, before: bool, _: Any, scheduler: Any, *__: Any) -> None:
+        """Record a pause or its end: a paused scheduler is not called, so that no step has its limit."""
+        if self.is_paused(scheduler) != before:
+            self.requests.limited(NONE if before else PAUSED)
+
+    def scheduling(self, *_: Any) -> float:
+        """Note that a batch is being scheduled; return when that began."""
+        self.flush_blocks()
+        self.limits.started()
+        started = self.requests.scheduling_since = time.monotonic()
+        return started
+
+    def scheduled(self, started: float, batch: Any, scheduler: Any, *arguments: Any) -> None:
+        """Record a batch; the only argument, in newer releases, asks to leave prefills to a later step."""
+        is_throttled = any(argument is True for argument in arguments)
+        limit = self.limits.read(scheduler, batch, is_throttled=is_throttled)
+        self.requests.scheduled(batch, scheduler.requests, started, limit)
+
+    def updated(self, _: Any, outputs: Any, __: Any, batch: Any, *___: Any) -> None:
         """Record the step of ``batch``, whose output the scheduler has processed, and push it."""
         self.requests.update_finished(batch, outputs)
         held, self._held_stats = self._held_stats, []
@@ -111,22 +162,41 @@ class _Core:
             self.record(stats)
         self.flush_blocks()
 
+    def preempted(self, *call: Any) -> None:
+        """Record a preempted request."""
+        request, stamp, *_ = *call[3:], None
+        stamp = stamp if isinstance(stamp, float) else time.monotonic()
+        self.requests.preempted(request.request_id, stamp)
+        self.limits.preempted(request)
+
+    def freed(self, *call: Any) -> None:
+        """Record the end of a request."""
+        self.requests.freed(call[3])
+        self.limits.left(call[3])
+
+    def fetching(self, *call: Any) -> None:
+        """Record the stage of a request's KV from another engine."""
+        self.requests.fetching(call[3].request_id, call[4])
+
+    def continued(self, *call: Any) -> None:
+        """Record a session that continues with its next input."""
+        self.requests.queued(call[3])
+
+    def cleared(self, _: Any, result: Any, *__: Any) -> None:
+        """Record that the cache was emptied: an idle engine has no step that would flush the events."""
+        if result is not False:
+            self.requests.cache_cleared()
+            self.requests.flush()
+        self.flush_blocks()
+
     def flush_blocks(self) -> None:
         """Push block events, and sample at the exporter's current rate from now on."""
-        if self._blocks is None:
-            return
-        try:
-            self._blocks.flush(self.publisher.kv_sample_rate or 0.0)
-        except Exception:  # noqa: BLE001 - an exception here kills the engine
-            self._fail("block events could not be pushed")
+        if self._blocks is not None:
+            self.note(BlockTap.flush, self._blocks, self.publisher.kv_sample_rate or 0.0)
 
-    def is_paused(self, scheduler: Any) -> bool:
+    def is_paused(self, scheduler: Any, *_: Any) -> bool:
         """Return whether the scheduler is paused and has nothing left to finish."""
-        try:
-            return is_paused(scheduler)
-        except Exception:  # noqa: BLE001 - an exception here kills the engine
-            self._fail("the scheduler's pause could not be read")
-            return False
+        return bool(self.note(is_paused, scheduler))
 
     def record(self, stats: Any) -> None:
         """Push scheduler stats; stats made during a step follow the events of that step."""
@@ -141,12 +211,13 @@ class _Core:
         self.flush_blocks()
         self.publisher.close(wait=wait)
 
-    def close_with(self, manager: Any) -> None:
+    def _close_with(self, scheduler: Any) -> None:
         """Start closing when vLLM clears its manager of structured output.
 
         An engine that ends does this first, and shuts its scheduler down last. In between it waits for
         its workers, as long as its front end waits before it kills this process.
         """
+        manager = scheduler.structured_output_manager
         clear = getattr(manager, "clear_backend", None)
         if clear is None:
             return
@@ -183,7 +254,7 @@ class _Core:
     def _lookups(self, scheduler: Any) -> LookupEvents | None:
         try:
             return lookup_events(scheduler, self._lookup_sampling)
-        except AttributeError:
+        except Exception:
             log.debug("this release's prefix cache cannot be read", exc_info=True)
             return None
 
@@ -196,6 +267,9 @@ class _Core:
     def _fail(self, problem: str) -> None:
         self.publisher.fail(problem)
 
+    def _lose(self, problem: str) -> None:
+        self.publisher.lose(problem)
+
 
 class _Tapped(Base):  # type: ignore[misc]
     """Overrides of the methods that a scheduler's events pass through; each calls the original."""
@@ -207,9 +281,15 @@ class _Tapped(Base):  # type: ignore[misc]
         set_up_log("vllm")
         has_tap = usable_endpoint() and is_supported()
         # The core always records stats; front ends get them only if they asked for them.
-        super().__init__(*args, log_stats=log_stats or has_tap, **kwargs)
+        taken = inspect.signature(super().__init__).parameters.values()
+        if any(each.name == "log_stats" or each.kind is each.VAR_KEYWORD for each in taken):
+            kwargs["log_stats"] = log_stats or has_tap
+        super().__init__(*args, **kwargs)
         self._log_to_front_end = log_stats
         if not has_tap:
+            return
+        if lacking := lacked_methods(super()):
+            log.error("sidestep: the scheduler's tap is off: vLLM's has no %s", ", ".join(lacking))
             return
         if log_stats and not is_tapped(self.vllm_config):
             log.error(
@@ -219,71 +299,10 @@ class _Tapped(Base):  # type: ignore[misc]
             return
         try:
             self._core = _Core(self, log_stats=log_stats)
-            self._core.close_with(self.structured_output_manager)
         except Exception:
             log.exception(
                 "sidestep: the scheduler tap could not start; the scheduler runs without it"
             )
-
-    def add_request(self, request: Any) -> None:
-        """Add a request, or more input to a known one."""
-        known = request.request_id in self.requests
-        if self._core is not None and known and not getattr(request, "resumable", True):
-            self._core.requests.session_closed(request.request_id)
-        super().add_request(request)
-        if self._core is not None and known:
-            # A session that still answers its last input ends later, for a reason of its own.
-            self._core.requests.session_closed("")
-        if self._core is not None and not known:
-            self._core.requests.queued(request)
-            if self._core.is_paused(self):
-                # No step follows that would say so.
-                self._core.requests.limited(PAUSED)
-
-    def set_pause_state(self, *args: Any, **kwargs: Any) -> None:
-        """Pause or resume; a paused scheduler is not called, so that no step has its limit."""
-        if self._core is None:
-            super().set_pause_state(*args, **kwargs)
-            return
-        before = self._core.is_paused(self)
-        super().set_pause_state(*args, **kwargs)
-        if self._core.is_paused(self) != before:
-            self._core.requests.limited(NONE if before else PAUSED)
-
-    def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """Schedule the next batch."""
-        core = self._core
-        if core is None:
-            return super().schedule(*args, **kwargs)
-        core.flush_blocks()
-        core.limits.started()
-        started = core.requests.scheduling_since = time.monotonic()
-        output = super().schedule(*args, **kwargs)
-        # Its only argument, in newer releases, asks to leave prefills to a later step.
-        is_throttled = any(args) or any(kwargs.values())
-        limit = core.limits.read(self, output, is_throttled=is_throttled)
-        core.requests.scheduled(output, self.requests, started, limit)
-        return output
-
-    def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        """Process the output of a batch."""
-        core = self._core
-        if core is None:
-            return super().update_from_output(scheduler_output, *args, **kwargs)
-        core.requests.update_started()
-        outputs = super().update_from_output(scheduler_output, *args, **kwargs)
-        core.update_finished(scheduler_output, outputs)
-        return outputs
-
-    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> Any:
-        """Empty the cache and flush block events; an idle engine has no step that would flush them."""
-        result = super().reset_prefix_cache(*args, **kwargs)
-        if self._core is not None:
-            if result is not False:
-                self._core.requests.cache_cleared()
-                self._core.requests.flush()
-            self._core.flush_blocks()
-        return result
 
     def make_stats(self, *args: Any, **kwargs: Any) -> Any:
         """Return the scheduler's stats, and record them."""
@@ -292,34 +311,40 @@ class _Tapped(Base):  # type: ignore[misc]
             self._core.record(stats)
         return stats if self._log_to_front_end else None
 
-    def _preempt_request(self, request: Any, timestamp: float, *args: Any, **kwargs: Any) -> None:
-        super()._preempt_request(request, timestamp, *args, **kwargs)
-        if self._core is not None:
-            self._core.limits.preempted(request)
-            self._core.requests.preempted(request.request_id, timestamp)
 
-    def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-        result = super()._free_request(request, *args, **kwargs)
-        if self._core is not None:
-            self._core.limits.left(request)
-            self._core.requests.freed(request)
+CALLS = {
+    "add_request": (_Core.adding, _Core.added),
+    "set_pause_state": (_Core.is_paused, _Core.paused),
+    "schedule": (_Core.scheduling, _Core.scheduled),
+    "update_from_output": (lambda core, *_: core.requests.update_started(), _Core.updated),
+    "_free_request": (None, _Core.freed),
+    "_preempt_request": (None, _Core.preempted),
+    "_set_kv_fetch_stage": (None, _Core.fetching),
+    "_update_request_as_session": (None, _Core.continued),
+    "reset_prefix_cache": (None, _Core.cleared),
+    "shutdown": (None, lambda core, *_: core.close()),
+}
+"""What is called before and after methods of the scheduler, which may have other parameters and results
+in other releases. The latter gets what the former returned, the result, the scheduler and the arguments.
+"""
+
+
+def _override(name: str, before: Any, after: Any) -> Callable[..., Any]:
+    def override(self: Any, *args: Any, **kwargs: Any) -> Any:
+        original, core = getattr(super(_Tapped, self), name), self._core
+        if core is None:
+            return original(*args, **kwargs)
+        call = self, *args, *kwargs.values()
+        noted = None if before is None else core.note(before, core, *call)
+        result = original(*args, **kwargs)
+        core.note(after, core, noted, result, *call)
         return result
 
-    def _set_kv_fetch_stage(self, request: Any, stage: Any, *args: Any, **kwargs: Any) -> None:
-        super()._set_kv_fetch_stage(request, stage, *args, **kwargs)
-        if self._core is not None:
-            self._core.requests.fetching(request.request_id, stage)
+    return override
 
-    def _update_request_as_session(self, session: Any, *args: Any, **kwargs: Any) -> None:
-        super()._update_request_as_session(session, *args, **kwargs)
-        if self._core is not None:
-            self._core.requests.queued(session)
 
-    def shutdown(self) -> None:
-        """Shut down, send what is left and close the stream."""
-        super().shutdown()
-        if self._core is not None:
-            self._core.close()
+for _name, _records in CALLS.items():
+    setattr(_Tapped, _name, _override(_name, *_records))
 
 
 class SidestepScheduler:
@@ -345,8 +370,12 @@ def _chosen(config: Any) -> Any:
         name = "DiffusionAsyncScheduler" if asynchronous else "DiffusionScheduler"
         return getattr(diffusion_scheduler, name)
     if asynchronous:
-        from vllm.v1.core.sched.async_scheduler import AsyncScheduler  # noqa: PLC0415 - as above
-
+        try:
+            from vllm.v1.core.sched.async_scheduler import AsyncScheduler  # noqa: PLC0415
+        except ImportError:
+            without = copy.copy(config.scheduler_config)
+            without.scheduler_cls = None
+            return without.get_scheduler_cls()
         return AsyncScheduler
     return Scheduler
 

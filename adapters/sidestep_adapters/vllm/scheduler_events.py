@@ -164,8 +164,9 @@ class SchedulerEvents:
     def _identity(self, request: Any) -> Identity | None:
         if not self._identities.is_on:
             return None
-        found = SAMPLE.fullmatch(request.request_id)
-        name = request.request_id if found is None else found[2]
+        name = str(request.request_id)
+        found = SAMPLE.fullmatch(name)
+        name = name if found is None else found[2]
         return self._identities.make(
             _SUFFIX.sub("", name) if self._has_suffix else name,
             getattr(request, "cache_salt", None),
@@ -237,11 +238,11 @@ class SchedulerEvents:
         tokens = [len(output.new_token_ids) for output in outputs]
         if self._nan_check:
             self._corrupted.update(o.request_id for o in outputs if o.num_nans_in_logits)
-        # A request's first output has the events until then.
+        # A request's first output has the events until then; older releases say how much was cached only.
+        first, cached = [output for output in outputs if output.events], "num_cached_tokens"
         begun = [
-            (output.request_id, getattr(output, "prefill_stats", None) or _cached(output))
-            for output in outputs
-            if output.events
+            (one.request_id, getattr(one, "prefill_stats", None) or getattr(one, cached, None))
+            for one in first
         ]
         return names, tokens, begun
 
@@ -344,12 +345,6 @@ class SchedulerEvents:
         event.cached_tokens = _cached_elsewhere(request)
         event.transfer = transfer_of(_transfer_params(request))
         return event
-
-
-def _cached(output: Any) -> int | None:
-    """Return the cached tokens of a prompt, in releases before the split by source; None: unknown."""
-    cached: int | None = getattr(output, "num_cached_tokens", None)
-    return cached
 
 
 def _cached_elsewhere(request: Any) -> int | None:

@@ -20,6 +20,7 @@ from sidestep.protocol.progress import OVERDUE, PAUSED, Progress
 from sidestep.protocol.request_events import ALL_KNOWN, RequestEvents
 from sidestep.protocol.self_described import Family, Sample
 from sidestep_adapters.publisher.progress import ProgressMeter, Reading
+from sidestep_adapters.vllm.limits import BLOCKED, PAUSED_ALL
 from sidestep_adapters.vllm.scheduler_events import DeferredEvent, OpenStep, SchedulerEvents
 
 LONG_STEP = 0.05
@@ -28,16 +29,6 @@ PAUSE = 2.5
 """Seconds between two ticks, normally one, after which the process was stopped or starved."""
 SETTLE = 5.0
 """Seconds after a pause until the scheduler has all requests that arrived in it."""
-BLOCKED = (
-    "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR",
-    "WAITING_FOR_FSM",
-    "WAITING_FOR_REMOTE_KVS",
-)
-"""Names of states in which a request waits for something else than the engine.
-
-A session that waits for more input is not among the unfinished requests.
-"""
-PAUSED_ALL = 2
 IN_PROGRESS = "in_progress"
 """vLLM's name of the stage in which a request's KV is on its way."""
 NO_WAIT = 0.0, 0.0
@@ -129,7 +120,8 @@ class SchedulerTap:
                     stats = getattr(request, "prefill_stats", None)
                     known = *known, _looked_up(request), new.num_computed_tokens, stats
                 deferred.append((self.events.scheduled, known))
-            for request_id in _resumed(output.scheduled_cached_reqs):
+            # Preempted requests that rejoin the batch, unless they are among the new ones.
+            for request_id in output.scheduled_cached_reqs.resumed_req_ids:
                 request = requests[request_id]
                 known = request_id, self._when(request)
                 if has_lookups:
@@ -245,12 +237,6 @@ def _looked_up(request: Any) -> tuple[int, int, int]:
     return len(request.block_hashes), request.num_tokens, request.num_preemptions
 
 
-def _resumed(cached: Any) -> Iterable[str]:
-    """Return preempted requests that rejoin the batch, unless they are among the new ones."""
-    names: Iterable[str] = cached.resumed_req_ids
-    return names
-
-
 class HeldKv:
     """Reader of the KV that a scheduler holds for other engines after its requests have ended.
 
@@ -320,7 +306,9 @@ class SchedulerProgress:
             longest,
             longest_tokens,
             PAUSED if is_paused(scheduler) else "",
-            blocked=lambda: sum(_state(request) in BLOCKED for request in _requests(scheduler)),
+            blocked=lambda: sum(
+                getattr(request.status, "name", "") in BLOCKED for request in _requests(scheduler)
+            ),
             request_tokens=lambda: sum(request.num_tokens for request in _requests(scheduler)),
         )
 
@@ -334,8 +322,3 @@ def is_paused(scheduler: Any) -> bool:
 def _requests(scheduler: Any) -> list[Any]:
     # Made in one go, without the engine's thread in between.
     return list(scheduler.requests.values())
-
-
-def _state(request: Any) -> str:
-    name: str = getattr(request.status, "name", "")
-    return name

@@ -15,10 +15,7 @@ from sidestep_adapters.publisher.process_metrics import process_age
 
 CORE_PROCESS = "EngineCore"
 """Beginning of the names of the processes that vLLM starts for its cores."""
-COMPILE_TIMES = {
-    "compile": "compilation_time",
-    "compile_encoder": "encoder_compilation_time",
-}
+COMPILE_TIMES = {"compile": "compilation_time", "compile_encoder": "encoder_compilation_time"}
 """Attributes of vLLM's compilation configuration by phase: seconds of the slowest worker."""
 
 

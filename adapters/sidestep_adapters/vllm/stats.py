@@ -89,6 +89,13 @@ LISTS = {
     },
 }
 """Lists of a step that may exceed an item's limits; ``split`` divides them among several items."""
+GAUGES: tuple[str, ...] = (
+    "num_running_reqs",
+    "num_waiting_reqs",
+    "num_skipped_waiting_reqs",
+    "kv_cache_usage",
+)
+GAUGES += "num_kv_fetch_reqs_by_stage", "waiting_lora_adapters", "running_lora_adapters"
 _LIST_NAMES = frozenset(name for lists in LISTS.values() for name in lists)
 CHECKED = 64
 """Of so many first records, and of every so many later, all fields are looked for."""
@@ -264,15 +271,7 @@ class VllmTap:
 
 def gauges_of(stats: SchedulerStats) -> SchedulerStats:
     """Return the scheduler's state without the counts since the previous step."""
-    return SchedulerStats(
-        num_running_reqs=stats.num_running_reqs,
-        num_waiting_reqs=stats.num_waiting_reqs,
-        num_skipped_waiting_reqs=stats.num_skipped_waiting_reqs,
-        num_kv_fetch_reqs_by_stage=stats.num_kv_fetch_reqs_by_stage,
-        kv_cache_usage=stats.kv_cache_usage,
-        waiting_lora_adapters=stats.waiting_lora_adapters,
-        running_lora_adapters=stats.running_lora_adapters,
-    )
+    return SchedulerStats(**{name: getattr(stats, name) for name in GAUGES})
 
 
 _numbers: dict[type, tuple[tuple[str, ...], Callable[[Any], Any]]] = {}

@@ -248,6 +248,10 @@ def _counts_steps(self: Any, state: Any, recv_obj: Any, i: int) -> None:
     state.last_completion_tokens = tokens
 
 
+def _takes_more(self: Any, state: Any, recv_obj: Any, i: int, **_: Any) -> None:
+    Plain.collect_metrics(self, state, recv_obj, i)
+
+
 def _is_hooked(*_: Any) -> None:
     """Do what another plugin does."""
 
@@ -255,7 +259,7 @@ def _is_hooked(*_: Any) -> None:
 _is_hooked.__wrapped__ = Manager.collect_metrics  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("other", [None, _adds_a_metric, _counts_steps, _is_hooked])
+@pytest.mark.parametrize("other", [None, _adds_a_metric, _counts_steps, _takes_more, _is_hooked])
 def test_another_release_counts_in_its_own_way(
     other: Any,
     process: Unpublished,
@@ -431,6 +435,19 @@ def test_the_time_of_a_token_is_noted(undone: Any) -> None:
     assert SchedulerReqTimeStats.set_last_decode_finish_time is not undone
     assert (plain.decode_ct, traced.decode_ct) == (0, 2)
     assert min(plain.last_decode_finish_time, traced.last_decode_finish_time) > 7.0
+
+
+def test_a_function_that_takes_more_is_not_replaced(
+    undone: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call with an argument that is unknown would end SGLang's loop."""
+
+    def more(times: Any, ts: float | None = None, **_: Any) -> None:
+        undone(times, ts)
+
+    monkeypatch.setattr(SchedulerReqTimeStats, "set_last_decode_finish_time", more)
+    with pytest.raises(TypeError, match="takes times, ts, _"):
+        replace_decode()
 
 
 def test_tokens_go_on_after_an_error(undone: Any, caplog: pytest.LogCaptureFixture) -> None:
