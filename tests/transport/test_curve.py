@@ -144,9 +144,11 @@ async def test_the_state_of_the_zap_handler_is_exposed(ring: Ring, start: Start)
 
     def shown(exporter: Exporter) -> dict[str, float]:
         return {
-            metric.name: metric.samples[0].value
-            for metric in exporter.metrics.collect()
-            if metric.name in ("sidestep_zap_up", "sidestep_authorized_keys")
+            row.name: value
+            for row, found in exporter.metrics.samples(
+                ["sidestep_zap_up", "sidestep_authorized_keys"]
+            )
+            for _, value in found
         }
 
     async with start(**ring.flags) as exporter:

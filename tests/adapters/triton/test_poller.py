@@ -59,12 +59,8 @@ class Page:
 
     def own(self, name: str) -> dict[tuple[str, ...], float]:
         """Return a metric of the exporter itself."""
-        metrics = self.exporter.metrics.collect()
         return {
-            tuple(sample.labels.values()): sample.value
-            for family in metrics
-            for sample in family.samples
-            if sample.name == name
+            labels: v for _, found in self.exporter.metrics.samples([name]) for labels, v in found
         }
 
 
