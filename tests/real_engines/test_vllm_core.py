@@ -335,8 +335,8 @@ turns = itertools.count()
 def broken(*_):
     raise RuntimeError("broken on purpose")
 
-resumed = tap._resumed
-tap._resumed = lambda cached: broken() if next(turns) % 5 == 4 else resumed(cached)
+scheduled = tap.SchedulerTap.scheduled
+tap.SchedulerTap.scheduled = lambda *a: broken() if next(turns) % 5 == 4 else scheduled(*a)
 events.Prompt = broken
 blocks.BlockEvents = broken
 """
