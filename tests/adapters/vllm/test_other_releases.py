@@ -295,10 +295,12 @@ def test_a_scheduler_takes_other_arguments_and_returns_its_own_results(other: An
     argument = Undecided()
     batch, step = other.schedule(step=argument)
     assert step is argument
-    assert other.update_from_output(batch=batch, result=None)[0].outputs
+    core = other._core
+    before = core.publisher.errors
+    assert other.update_from_output(result=None, batch=batch)[0].outputs
+    assert core.publisher.errors == before
     assert other._preempt_request(request=first) == "a"
     assert other._free_request(first, delay=True) == "freed True"
-    core = other._core
     recorded = [make.__name__ for make, _ in core.requests._deferred_events]
     assert other.shutdown(timeout=3.0) == 3.0
 
@@ -415,6 +417,20 @@ def finished(reason: object) -> SimpleNamespace:
     return SimpleNamespace(finish_reason=reason, num_generation_tokens=3)
 
 
+def recorded(iteration: Any) -> tuple[list[Any], dict[str, str]]:
+    """Return the items of a record, and the fields that are reported missing."""
+    found: dict[str, str] = {}
+    pushed: list[Any] = []
+    tap = VllmTap(
+        pushed.append,
+        lambda _: None,
+        [0],
+        missing=lambda info: found.update(info["missing_fields"]),
+    )
+    tap.record(None, iteration)
+    return [item for make in pushed for item in make()], found
+
+
 @pytest.mark.parametrize(
     ("iteration", "path"),
     [
@@ -436,17 +452,7 @@ def finished(reason: object) -> SimpleNamespace:
 )
 def test_a_field_of_another_type_is_missing(iteration: Any, path: str) -> None:
     """Its metrics have no samples, instead of those of a default such as another finish reason."""
-    found: dict[str, str] = {}
-    pushed: list[Any] = []
-    tap = VllmTap(
-        pushed.append,
-        lambda _: None,
-        [0],
-        missing=lambda info: found.update(info["missing_fields"]),
-    )
-    tap.record(None, iteration)
-    for make in pushed:
-        [*make()]
+    _, found = recorded(iteration)
 
     assert f"iteration__{path.replace('.', '__')}" in found
     if isinstance(iteration, SimpleNamespace):
@@ -455,16 +461,7 @@ def test_a_field_of_another_type_is_missing(iteration: Any, path: str) -> None:
 
 def test_a_tuple_of_structs_has_their_fields() -> None:
     """A list that has become a tuple is none of a field of another type."""
-    found: dict[str, str] = {}
-    pushed: list[Any] = []
-    tap = VllmTap(
-        pushed.append,
-        lambda _: None,
-        [0],
-        missing=lambda info: found.update(info["missing_fields"]),
-    )
-    tap.record(None, SimpleNamespace(finished_requests=(finished(1),)))
-    (step,) = pushed[0]()
+    (step,), found = recorded(SimpleNamespace(finished_requests=(finished(1),)))
 
     assert step.iteration.finished_requests[0].num_generation_tokens == 3
     assert "iteration__finished_requests__finish_reason" not in found
