@@ -41,7 +41,7 @@ CAUSES = (
     ("http_503", "", "starting"),
     ("http_404", "", "wrong_path"),
 )
-"""What llama-server means by causes of the HTTP client."""
+"""Meanings, with llama-server, of causes of the HTTP client."""
 ADVICE: Mapping[str, str] = {
     "no_metrics": "start llama-server with --metrics",
     "starting": "the server loads its model",

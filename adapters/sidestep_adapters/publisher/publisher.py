@@ -50,7 +50,7 @@ HANDSHAKE_STEPS, HANDSHAKE_WAIT = 4, 0.01
 
 
 _inherited: list[object] = []
-"""What forked children have of their parents."""
+"""Objects that forked children have of their parents, kept so that nothing closes them there."""
 
 
 class Publisher:

@@ -23,7 +23,7 @@ CAUSES = (
     ("http_503", "not ready", "not_ready"),
     ("truncated", "", "bad_answer"),
 )
-"""What Triton means by causes of the HTTP client."""
+"""Meanings, with Triton, of causes of the HTTP client."""
 ADVICE: Mapping[str, str] = {
     "unreachable": "check that Triton runs, has loaded its models and listens there",
     "slow": "a model that is loaded over HTTP blocks Triton's HTTP port until it is loaded;"

@@ -26,7 +26,7 @@ from sidestep_adapters.vllm.front_end_requests import (
 )
 
 UNSEEN_CALLS = 5
-"""Calls of ``compare`` after which a request has left unseen; what was dropped is known earlier."""
+"""Calls of ``compare`` for which a request may be missing: the records of its end may still wait."""
 LENGTH, REPETITION = map(FINISH_REASONS.index, ("length", "repetition"))
 _monotonic, _wall = time.monotonic, time.time
 
@@ -128,7 +128,7 @@ class OutputHook:
             taken = None
             try:
                 outputs = args[0] if args else kwargs["engine_core_outputs"]
-                # An iterator, which has no length, would be empty for the original.
+                # An iterator has no length; read here, it would be empty for the original.
                 if len(outputs):
                     stamp = args[1] if len(args) > 1 else kwargs["engine_core_timestamp"]
                     if self._received is not None and stamp != self._stamp:

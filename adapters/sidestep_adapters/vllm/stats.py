@@ -89,13 +89,15 @@ LISTS = {
     },
 }
 """Lists of a step that may exceed an item's limits; ``split`` divides them among several items."""
-GAUGES: tuple[str, ...] = (
+GAUGES = (
     "num_running_reqs",
     "num_waiting_reqs",
     "num_skipped_waiting_reqs",
+    "num_kv_fetch_reqs_by_stage",
     "kv_cache_usage",
+    "waiting_lora_adapters",
+    "running_lora_adapters",
 )
-GAUGES += "num_kv_fetch_reqs_by_stage", "waiting_lora_adapters", "running_lora_adapters"
 _LIST_NAMES = frozenset(name for lists in LISTS.values() for name in lists)
 CHECKED = 64
 """Of so many first records, and of every so many later, all fields are looked for."""

@@ -24,7 +24,7 @@ WANTED = NAMES | {STATE, STALLED, STEP_AGE}
 _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 _ESCAPED = re.compile(r"\\(.)")
 _EXEMPLAR = re.compile(r' # \{(?:[^"}]|"(?:[^"\\]|\\.)*")*\}[^"}]*$')
-"""What follows the value on a page in the OpenMetrics format; a label's value may look like its start."""
+"""An exemplar, after the value on a page in the OpenMetrics format; a label's value may look like its start."""
 COMMENTS = ("# TYPE ", "# HELP ")
 MAX_REPLICAS = 1024
 """Most replicas that are read from a page."""

@@ -48,7 +48,7 @@ OWN_COUNTERS = tuple(
     )
 )  # fmt: skip
 OF_OTHERS = {PREFILL: ("ended", "failed", "generated"), DECODE: ("computed", "cached")}
-"""What engines of a role leave to the others.
+"""Names that engines of a role leave to the others.
 
 All requests of an engine for decode come with the KV of another engine, which has counted their prompts.
 """
