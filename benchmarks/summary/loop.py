@@ -2,7 +2,7 @@
 
 A core in vLLM's place decodes real messages: each request gets ``TOKENS`` tokens, one a step, and
 requests begin one after the other, so that some begin and some end while most run. Every mode has
-a process of its own; they are measured in turns.
+processes of its own; they are measured in turns.
 
 The cost of the loop is the CPU time of its thread from the first output to the last; the cost of
 the process adds all other threads until everything has been sent. A step's wall time is that from
@@ -21,12 +21,12 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
-from benchmarks.process import ExporterProcess, Worker, cases, own_output, wait
+from benchmarks.process import Worker, cases, costs_in_turns, own_output, wait
 from benchmarks.summary.engine import vllm_config_in
 from benchmarks.summary.rows import Figure, Row, Topic
 
@@ -39,8 +39,6 @@ OFF, OWN, BUILT, INSTEAD, TAP, BESIDE = (
     "plugin beside",
 )
 MODES = (OFF, OWN, BUILT, INSTEAD, TAP, BESIDE)
-ROUNDS = 9
-"""Measurements of each case, of which the least counts: a share is a quotient of small differences."""
 SIZES = (64, 256, 1024)
 TOKENS = 128
 """Tokens of a request."""
@@ -75,9 +73,6 @@ class Cost:
     step: float
 
 
-Costs = TypeVar("Costs")
-
-
 def share(case: Case, what: str = "loop") -> str:
     """Return the name of the row with what is left of vLLM's cost."""
     return f"{case}: left of vLLM's cost, {what}"
@@ -101,20 +96,13 @@ def rows() -> list[Row]:
 
 
 def measure(quick: bool) -> Mapping[str, Figure]:
-    """Return the figures, of the least cost of each mode."""
-    found: dict[tuple[Case, str], list[Cost]] = {}
-    with ExporterProcess() as exporter, contextlib.ExitStack() as stack:
-        workers = {
-            mode: stack.enter_context(
-                Worker(["benchmarks.summary.loop", mode], environ(mode, exporter.endpoint))
-            )
-            for mode in MODES
-        }
-        for _ in range(3 if quick else ROUNDS):
-            for case in CASES[:2] if quick else CASES:
-                for mode, worker in workers.items():
-                    found.setdefault((case, mode), []).append(worker.ask(case, Cost))
-    return figures({key: least(Cost, costs) for key, costs in found.items()})
+    """Return the figures."""
+    return figures(costs_in_turns(Cost, MODES, CASES[:2] if quick else CASES, start, quick=quick))
+
+
+def start(mode: str, endpoint: str, stack: contextlib.ExitStack) -> Worker:
+    """Start the process of a mode."""
+    return stack.enter_context(Worker(["benchmarks.summary.loop", mode], environ(mode, endpoint)))
 
 
 def environ(mode: str, endpoint: str) -> Mapping[str, str]:
@@ -130,11 +118,6 @@ def environ(mode: str, endpoint: str) -> Mapping[str, str]:
         "SIDESTEP_NAMESPACE": mode.replace(" ", "-").replace(",", ""),
         "SIDESTEP_VLLM_MODE": "beside" if mode == BESIDE else "instead",
     }
-
-
-def least(kind: Callable[..., Costs], rounds: Iterable[Any]) -> Costs:
-    """Return the least of the rounds: what else runs on the machine only adds."""
-    return kind(*map(min, zip(*map(dataclasses.astuple, rounds), strict=True)))
 
 
 def figures(found: Mapping[tuple[Case, str], Cost]) -> Mapping[str, Figure]:

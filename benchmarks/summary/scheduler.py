@@ -1,6 +1,6 @@
 """What statistics cost the thread of vLLM's engine core, by the step, with the real ``Scheduler``.
 
-Requests decode, one token a step each, without a model. Every mode has a process of its own; they are
+Requests decode, one token a step each, without a model. Every mode has processes of its own; they are
 measured in turns. The cost is the CPU time of the thread that schedules and processes the output.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from benchmarks.process import ExporterProcess, Worker, cases, own_output, wait
+from benchmarks.process import Worker, cases, costs_in_turns, own_output, wait
 from benchmarks.summary.engine import vllm_config_in
 from benchmarks.summary.rows import Figure, Row, Topic
 
@@ -62,26 +62,22 @@ def rows() -> list[Row]:
 
 
 def measure(quick: bool) -> Mapping[str, Figure]:
-    """Return the figures, of the least cost of each mode: what else runs on the machine only adds."""
-    found: dict[tuple[int, str], list[float]] = {}
-    with ExporterProcess() as exporter, contextlib.ExitStack() as stack:
-        workers = {}
-        for mode in MODES:
-            environ = {"SIDESTEP_ENDPOINT": exporter.endpoint} if mode == TAP else {}
-            workers[mode] = stack.enter_context(
-                Worker(["benchmarks.summary.scheduler", mode], environ)
-            )
-        for _ in range(3 if quick else 5):
-            for size in SIZES[:2] if quick else SIZES:
-                for mode, worker in workers.items():
-                    found.setdefault((size, mode), []).append(worker.ask(Case(size), Cost).step)
+    """Return the figures."""
+    sizes = SIZES[:2] if quick else SIZES
+    of = costs_in_turns(Cost, MODES, [Case(size) for size in sizes], start, quick=quick)
     figures = {}
-    for size in {size for size, _ in found}:
-        of = {mode: min(found[size, mode]) for mode in MODES}
-        figures[named(size)] = Figure(100 * (of[TAP] - of[OFF]) / of[OFF])
-        for mode in MODES[1:]:
-            figures[f"{size:,} requests: {mode}"] = Figure(of[mode], of[OFF])
+    for size in sizes:
+        off, *others = (of[Case(size), mode].step for mode in MODES)
+        figures[named(size)] = Figure(100 * (others[-1] - off) / off)
+        for mode, cost in zip(MODES[1:], others, strict=True):
+            figures[f"{size:,} requests: {mode}"] = Figure(cost, off)
     return figures
+
+
+def start(mode: str, endpoint: str, stack: contextlib.ExitStack) -> Worker:
+    """Start the process of a mode."""
+    environ = {"SIDESTEP_ENDPOINT": endpoint} if mode == TAP else {}
+    return stack.enter_context(Worker(["benchmarks.summary.scheduler", mode], environ))
 
 
 def scheduler(mode: str) -> Any:

@@ -24,12 +24,13 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol
 
-from benchmarks.process import ExporterProcess, Worker, cases, own_output, wait
-from benchmarks.summary.loop import GAP, SPREAD, TOKENS, Case, least
+from benchmarks.process import Worker, cases, costs_in_turns, own_output, wait
+from benchmarks.summary.loop import GAP, SPREAD, TOKENS, Case
 from benchmarks.summary.rows import LEFT_OUT, Figure, Row, Topic
 from benchmarks.summary.sglang import ENVIRON, STAND_INS
 
@@ -87,20 +88,18 @@ def rows() -> list[Row]:
 
 
 def measure(quick: bool) -> Mapping[str, Figure]:
-    """Return the figures, of the least cost of each mode."""
-    found: dict[tuple[str, Case, str], list[Cost]] = {}
+    """Return the figures."""
+    found: dict[tuple[str, Case, str], Cost] = {}
     for part in PARTS:
-        with ExporterProcess() as exporter, contextlib.ExitStack() as stack:
-            workers = {mode: start(part, mode, exporter, stack) for mode in MODES}
-            for _ in range(3 if quick else 9):
-                for case in CASES[:1] if quick else CASES:
-                    for mode, worker in workers.items():
-                        found.setdefault((part, case, mode), []).append(worker.ask(case, Cost))
-    made = figures({key: least(Cost, costs) for key, costs in found.items()})
+        costs = costs_in_turns(
+            Cost, MODES, CASES[:1] if quick else CASES, partial(start, part), quick=quick
+        )
+        found |= {(part, *key): cost for key, cost in costs.items()}
+    made = figures(found)
     return {row.name: made.get(row.name, Figure(why=LEFT_OUT)) for row in rows()}
 
 
-def start(part: str, mode: str, exporter: ExporterProcess, stack: contextlib.ExitStack) -> Worker:
+def start(part: str, mode: str, endpoint: str, stack: contextlib.ExitStack) -> Worker:
     """Start the process of a part in a mode."""
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-multiprocess-"))
     paths = [str(STAND_INS), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -112,7 +111,7 @@ def start(part: str, mode: str, exporter: ExporterProcess, stack: contextlib.Exi
     }
     if mode == INSTEAD:
         environ |= {
-            "SIDESTEP_ENDPOINT": exporter.endpoint,
+            "SIDESTEP_ENDPOINT": endpoint,
             "SIDESTEP_SGLANG_MODE": "instead",
             "SIDESTEP_NAMESPACE": f"bench-{part}",
         }
