@@ -379,7 +379,7 @@ def test_invalid_yaml_names_file_and_line(tmp_path: Path) -> None:
 
     assert [line.partition(": ")[0] for line in lines[:-1:2]] == ["SD501 error"] * 4
     assert any("broken.yaml: line 3: " in line for line in lines)
-    assert any("render its chart by `helm template`" in line for line in lines)
+    assert any("`helm template` renders its chart" in line for line in lines)
 
 
 def test_sources_of_manifests_have_to_be_rendered() -> None:

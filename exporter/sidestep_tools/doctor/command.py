@@ -51,9 +51,6 @@ def status(report: Report, fail_on: Severity) -> int:
     return int(not found.isdisjoint(failing))
 
 
-LOCAL_EXPORTER = "http://127.0.0.1:9857"
-
-
 class Sources(NamedTuple):
     """Sources to check, as the user named them.
 
@@ -79,7 +76,7 @@ async def run(
     Returns the exit status. ``archive`` is the file of a support bundle; empty: none is written.
     """
     if not any(sources):
-        sources = Sources(exporters=(LOCAL_EXPORTER,))
+        sources = Sources(exporters=("http://127.0.0.1:9857",))
     async with access.with_password().session() as session:
         found = await _check(sources, session)
         checked = [str(source) for group in sources for source in group]

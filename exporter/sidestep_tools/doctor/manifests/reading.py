@@ -95,9 +95,7 @@ def _resources(place: str, content: bytes) -> Iterator[Resource | Finding]:
             elif document is not None:
                 yield UNREADABLE.on(place, "it has a document that is no mapping")
     except ConfigError as error:
-        remedy = (
-            "It is a template: render its chart by `helm template`." if b"{{" in content else ""
-        )
+        remedy = "It is a template: `helm template` renders its chart." if b"{{" in content else ""
         yield UNREADABLE.on(place, str(error), remedy)
 
 
