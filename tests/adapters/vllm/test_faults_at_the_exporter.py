@@ -10,9 +10,10 @@ import pytest
 
 import fake_vllm
 from exporters import Start, until
-from fake_vllm import config, importable
+from fake_vllm import Request, config, importable
 from pages import get
 from sidestep.app.exporter import Exporter
+from sidestep.metrics.computed_gauges import scalar
 
 TAP = "sidestep_adapters.vllm.scheduler.SidestepScheduler"
 
@@ -59,3 +60,32 @@ async def test_a_core_whose_tap_cannot_start_is_a_finding(
             await until(lambda: has_core(exporter, True))
             await asyncio.to_thread(scheduler.shutdown)
             await asyncio.to_thread(logger._publisher.close)
+
+
+async def test_an_event_that_the_exporter_would_refuse_takes_no_others_along(
+    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The others of its step count, and the request that has ended unseen is no longer in flight."""
+    async with start() as exporter:
+        with importable(monkeypatch, f"ipc://{tmp_path}/ingest.ipc") as ours:
+            scheduler = ours.scheduler(config())
+            for name in "ab":
+                scheduler.add_request(Request(name))
+            scheduler.update_from_output(scheduler.schedule())
+            await until(lambda: len(in_flight(exporter)) == 2)
+            scheduler.requests["a"].num_output_tokens = "1"
+            batch = scheduler.schedule()
+            scheduler.finish_all()
+            scheduler.update_from_output(batch)
+            await until(lambda: not in_flight(exporter), 20)
+            await asyncio.to_thread(scheduler.shutdown)
+        (engine,) = exporter.registry.engines.values()
+        ended = scalar(engine, "vllm:request_success_total")
+        assert exporter.metrics.value("sidestep_rejected_total", "bad_item") == 0
+    assert ended == 1
+
+
+def in_flight(exporter: Exporter) -> list[int]:
+    """Return the numbers of the requests that the exporter tracks."""
+    registry = exporter.registry
+    return [n for e in registry.engines.values() for n in registry.requests_of(e).requests.live]

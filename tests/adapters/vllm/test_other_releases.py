@@ -24,7 +24,7 @@ from fake_vllm import (
     importable,
 )
 from scheduler_taps import Bench
-from sidestep.protocol.request_events import Finished, Queued
+from sidestep.protocol.request_events import Finished, Iteration, Queued
 from sidestep_adapters.vllm import hook_installation
 from sidestep_adapters.vllm.kv_cache import BlockTap
 from sidestep_adapters.vllm.output_hook import UNSEEN_CALLS
@@ -196,6 +196,20 @@ def test_requests_that_leave_unseen_are_compared(clock: Clock) -> None:
     assert front.failures == ["requests have left unseen"]
     assert front.requests.numbers.keys() == {"b"}
     assert [each.added.name for each in front.requests._requests.values()] == ["b"]
+
+
+def test_an_event_of_another_clock_takes_no_others_along(clock: Clock) -> None:
+    """The exporter would refuse an item with all of its step; the lost event counts as dropped."""
+    front = HookedFrontEnd(clock)
+    front.add("a")
+    front.add("b")
+    front.receive(output("a", queued=-1.0), output("b", queued=1.0))
+
+    assert [type(event) for event in front.events()] == [Queued, Iteration]
+    assert (front.failures, front.requests.dropped) == (
+        ["an event has a value that cannot be sent"],
+        1,
+    )
 
 
 def test_a_request_without_events_has_waited_since_its_arrival(clock: Clock) -> None:
