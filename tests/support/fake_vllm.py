@@ -25,7 +25,7 @@ def config() -> Any:
         model_config=SimpleNamespace(served_model_name="m", max_model_len=100),
         parallel_config=SimpleNamespace(data_parallel_rank=0),
         scheduler_config=SimpleNamespace(async_scheduling=False),
-        cache_config=SimpleNamespace(metrics_info=dict),
+        cache_config=SimpleNamespace(metrics_info=dict, enable_prefix_caching=False),
         # The front end's description names no tap.
         observability_config=SimpleNamespace(),
     )
@@ -63,8 +63,9 @@ class Scheduler:
 
     def __init__(self, vllm_config: Any, *, log_stats: bool = False) -> None:
         self.vllm_config, self.log_stats = vllm_config, log_stats
-        pool = SimpleNamespace(metrics_collector=None)
+        pool = SimpleNamespace(metrics_collector=None, null_block=SimpleNamespace(block_id=0))
         self.kv_cache_manager = SimpleNamespace(block_pool=pool)
+        self.kv_cache_config = SimpleNamespace(kv_cache_groups=[])
         self.structured_output_manager = SimpleNamespace()
         self.requests: dict[str, Request] = {}
         self.waiting: list[Request] = []
@@ -162,6 +163,23 @@ class Core:
                 self.execute_model()
                 self.scheduler.update_from_output(batch, None)
                 self.steps += 1
+
+
+class KVCacheMetricsCollector:
+    """The collector of a block pool, which is made with ``--kv-cache-metrics``."""
+
+    def __init__(self, sample_rate: float = 0.01) -> None:
+        self.sample_rate = sample_rate
+
+    def on_block_allocated(self, block: Any) -> None:
+        """Note a block."""
+
+    def reset(self) -> None:
+        """Forget all."""
+
+    def drain_events(self) -> list[Any]:
+        """Return the blocks that were evicted."""
+        return []
 
 
 class SchedulerStats:
@@ -489,6 +507,9 @@ def install(patch: pytest.MonkeyPatch) -> None:
     )
     modules = {
         "vllm.v1.core.sched.scheduler": SimpleNamespace(Scheduler=Scheduler),
+        "vllm.v1.core.kv_cache_metrics": SimpleNamespace(
+            KVCacheMetricsCollector=KVCacheMetricsCollector
+        ),
         "vllm.v1.engine": SimpleNamespace(
             EngineCoreRequest=object,
             EngineCoreEvent=EngineCoreEvent,

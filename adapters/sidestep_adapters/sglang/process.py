@@ -64,6 +64,7 @@ class Process:
         self._endpoint = endpoint
         self._namespace = namespace
         self._model = ""
+        self._failures = 0
         self._lock = threading.Lock()
         self._infos: list[EngineInfo] = []
         self.sources: list[MetricSource] = []
@@ -87,7 +88,15 @@ class Process:
                 deferred=self.deferred,
                 progress=self._progress,
             )
+            self.publisher.errors += self._failures
             self.deferred.fail = self.publisher.fail
+
+    def count_failure(self) -> None:
+        """Count a part of the tap that could not be made, as an error of the stream once there is one."""
+        if self.publisher is None:
+            self._failures += 1
+        else:
+            self.publisher.errors += 1
 
     def engine(
         self,

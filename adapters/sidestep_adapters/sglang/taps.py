@@ -114,6 +114,8 @@ def _tap(collector: Any, role: str, server_args: Any) -> Any:
         attributes.clear()
         attributes.update(before)
         log.exception("sidestep: a collector could not be tapped; the engine runs without the tap")
+        if _process is not None:
+            _process.count_failure()
         return None
 
 
@@ -254,6 +256,7 @@ def _report_progress(
             process.measures.append(kind(owner, process.engine(role, collector.labels)))
     except Exception:
         log.exception("sidestep: the %s was not found; its progress is not reported", role)
+        process.count_failure()
 
 
 def _record_requests(

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from types import SimpleNamespace
 from typing import Any
 
 from vllm.v1.engine import EngineCoreRequest
 
 from sidestep.protocol.messages import CORE_INFO
 from sidestep.protocol.self_described import Samples
-from sidestep_adapters.publisher.cache_lookups import LookupEvents
 from sidestep_adapters.publisher.drop_watch import DropWatch
 from sidestep_adapters.publisher.environment import endpoint
 from sidestep_adapters.publisher.process_metrics import ProcessTap, WorkerTaps
 from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_adapters.publisher.request_identity import identity_maker
 from sidestep_adapters.vllm.description import describe, with_cache, with_missing
-from sidestep_adapters.vllm.kv_cache import BlockTap, check_collector, lookup_events
+from sidestep_adapters.vllm.kv_cache import BlockTap, lookup_events, unused_collector
 from sidestep_adapters.vllm.limits import NONE, PAUSED, LimitReader
 from sidestep_adapters.vllm.scheduler_events import SchedulerEvents
 from sidestep_adapters.vllm.scheduler_tap import HeldKv, SchedulerProgress, SchedulerTap, is_paused
 from sidestep_adapters.vllm.startup import core_startup
 from sidestep_adapters.vllm.stats import VllmTap
-
-log = logging.getLogger(__name__)
 
 
 def _has_suffix() -> bool:
@@ -54,7 +49,6 @@ class CoreRecorder:
             nan_check="nan_check" in description.features,
             identities=identity_maker(),
             has_suffix=_has_suffix(),
-            lookups=self._lookups(scheduler),
         )
         self.requests = SchedulerTap(self._push, self._fail, events)
         self.limits = LimitReader(scheduler)
@@ -82,7 +76,7 @@ class CoreRecorder:
             progress=SchedulerProgress(scheduler, self.requests).measure,
         )
         self._drops = DropWatch(self.publisher)
-        for step in (self._describe_cache, self._tap_blocks, self._close_with):
+        for step in (self._describe_cache, self._tap_blocks, self._tap_lookups, self._close_with):
             self.note(step, scheduler)
 
     def note(self, record: Callable[..., Any], *args: Any) -> Any:
@@ -102,10 +96,14 @@ class CoreRecorder:
         pool: Any = getattr(scheduler.kv_cache_manager, "block_pool", None)
         # With --kv-cache-metrics the engine samples blocks itself, at its own rate.
         if getattr(pool, "metrics_collector", pool) is None:
-            check_collector(sys.modules.get("vllm.v1.core.kv_cache_metrics"))
-            blocks = BlockTap(self._push)
-            blocks.on_block_accessed(getattr(pool, "null_block", SimpleNamespace(block_id=0)))
+            collector = unused_collector(sys.modules.get("vllm.v1.core.kv_cache_metrics"))
+            blocks = BlockTap(self._push, collector)
+            # Raises if blocks are not as known: later that would end the engine.
+            blocks.on_block_accessed(pool.null_block)
             self._blocks = pool.metrics_collector = blocks
+
+    def _tap_lookups(self, scheduler: Any) -> None:
+        self.requests.events.lookups = lookup_events(scheduler, self._lookup_sampling)
 
     def adding(self, scheduler: Any, request: Any, *_: Any) -> bool:
         """Note that a request or more input of one is added; return whether the request is known."""
@@ -247,13 +245,6 @@ class CoreRecorder:
     def _describe_missing(self, fields: Mapping[str, dict[str, str]]) -> None:
         self._description = with_missing(self._description, fields, CORE_INFO)
         self.publisher.describe(self._description.engine_infos)
-
-    def _lookups(self, scheduler: Any) -> LookupEvents | None:
-        try:
-            return lookup_events(scheduler, self._lookup_sampling)
-        except Exception:
-            log.debug("this release's prefix cache cannot be read", exc_info=True)
-            return None
 
     def _lookup_sampling(self) -> tuple[bytes, float]:
         return self.publisher.lookup_key, self.publisher.kv_sample_rate or 0.0

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from msgspec.msgpack import Decoder, Encoder
+from msgspec.structs import replace
 
 from sidestep.protocol.limits import MAX_OBSERVATIONS
 from sidestep.protocol.request_events import (
@@ -20,7 +23,7 @@ from sidestep.protocol.request_events import (
 
 SAMPLE = re.compile(r"(\d+)_(.+)", re.DOTALL)
 """Id of a parallel sample: its number, and the id of the original request."""
-
+_encoder, _decoder = Encoder(), Decoder(Event)
 
 _FROM_PREFILL = ("do_remote_prefill", "remote_request_id", "remote_engine_id", "transfer_id")
 
@@ -45,14 +48,24 @@ def join_key(params: Any, name: str) -> str:
     return str(params.get("transfer_id") or own or "")
 
 
-def batches(events: Sequence[Event]) -> list[list[Event]]:
-    """Divide events into lists that fit into an item each."""
-    if len(events) == 1:
-        return [[*events]]
+def batches(events: Sequence[Event], lose: Callable[[str], None]) -> list[list[Event]]:
+    """Divide events into lists that fit into an item each.
+
+    Call ``lose``, inside ``except``, for an event that the exporter would refuse, and leave it out:
+    the exporter refuses an item as a whole.
+    """
     found: list[list[Event]] = []
     capacity = 0
     for event in events:
-        size = event.size if isinstance(event, Iteration) else 0
+        size, checked = 0, event
+        if isinstance(event, Iteration):
+            # These lists are long, and have numbers that are not the engine's.
+            size, checked = event.size, replace(event, outputs=[], scheduled=None, tokens=[])
+        try:
+            _decoder.decode(_encoder.encode(checked))
+        except Exception:  # noqa: BLE001 - a release may have values of any type
+            lose("an event has a value that cannot be sent")
+            continue
         if not found or size > capacity or len(found[-1]) >= MAX_EVENTS:
             found.append([])
             capacity = MAX_REQUESTS

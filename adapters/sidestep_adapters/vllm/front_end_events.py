@@ -314,7 +314,12 @@ class RequestEventItems(FrontEndRequests):
     def _add(self, engine: int, events: Sequence[Event]) -> None:
         if events:
             stamp = self._engine_time(engine, time.monotonic())
-            self._items += [self._item(engine, stamp, some) for some in batches(events)]
+            parts = batches(events, self._lose)
+            self._items += [self._item(engine, stamp, some) for some in parts]
+
+    def _lose(self, problem: str) -> None:
+        self._fail(problem)
+        self.dropped += 1
 
     def _item(self, engine: int, stamp: float, events: list[Event]) -> RequestEvents:
         item = RequestEvents(engine, stamp, self._source, events)

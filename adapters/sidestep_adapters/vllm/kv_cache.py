@@ -24,11 +24,16 @@ class BlockTap:
     Called inside the scheduler's step. It samples nothing until ``flush`` sets a rate; a block that is not
     sampled costs one integer comparison when it is allocated and a set lookup later.
 
+    Args:
+        push: ``Publisher.push``.
+        replaced: A collector of the release's own class, which has what else the release reads of one.
+
     Attributes:
         resample: Set by another thread after events were dropped: sample other blocks.
     """
 
-    def __init__(self, push: Callable[[BlockEvents], None]) -> None:
+    def __init__(self, push: Callable[[BlockEvents], None], replaced: Any = None) -> None:
+        self._replaced = replaced
         self._push = push
         self._source = secrets.randbits(40)
         self._sampled: set[int] = set()
@@ -36,6 +41,10 @@ class BlockTap:
         self._allocations = 0
         self._clear_events()
         self._set_rate(0.0)
+
+    def __getattr__(self, name: str) -> Any:
+        # An attribute that is missing would raise in the engine's core, and end it.
+        return getattr(self._replaced, name)
 
     def on_block_allocated(self, block: Any) -> None:
         """Decide by block number and allocation count whether to sample an allocated block."""
@@ -94,14 +103,20 @@ class BlockTap:
         self._stamps.append(_monotonic())
 
 
-def check_collector(module: Any) -> None:
-    """Raise a TypeError unless ``BlockTap`` can replace the collector of block pools in ``module``."""
-    collector = getattr(module, "KVCacheMetricsCollector", BlockTap)
-    for name in vars(collector):
+def unused_collector(module: Any) -> Any:
+    """Return a collector of block pools as ``module`` has them, to which nothing is reported.
+
+    Raises:
+        AttributeError: There is no such class.
+        TypeError: ``BlockTap`` cannot replace one: its methods differ.
+    """
+    kind = module.KVCacheMetricsCollector
+    for name in dir(kind):
         if name.startswith("on_") or name == "reset":
-            theirs, ours = (getattr(each, name, lambda: None) for each in (collector, BlockTap))
-            if len(signature(theirs).parameters) != len(signature(ours).parameters):
+            theirs, ours = (getattr(each, name, lambda: None) for each in (kind, BlockTap))
+            if [*signature(theirs).parameters] != [*signature(ours).parameters]:
                 raise TypeError(f"this release's {name} differs")
+    return kind()
 
 
 def lookup_events(

@@ -102,6 +102,9 @@ class SidestepStatLogger(_base()):  # type: ignore[misc]
             self._front_end = weakref.ref(front_end)
             self._progress = FrontEndProgress(front_end, description.engines)
         self._requests = front_end_requests(description, self._fail)
+        record = getattr(loggers.StatLoggerBase, "record", self.record)
+        passed = inspect.signature(record).parameters
+        # Last of what may fail: a stream would tell the exporter of engines, and of their end.
         publisher = Publisher(
             endpoint(),
             description.stream,
@@ -132,9 +135,6 @@ class SidestepStatLogger(_base()):  # type: ignore[misc]
             missing=self._describe_missing,
         )
         self._tap.record_sleep_state()
-        passed = inspect.signature(
-            getattr(loggers.StatLoggerBase, "record", self.record)
-        ).parameters
         if lacking := {"scheduler_stats", "iteration_stats", "engine_idx"}.difference(passed):
             self._fail(f"vLLM records without {', '.join(sorted(lacking))}")
 

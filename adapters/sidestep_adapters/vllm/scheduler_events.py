@@ -141,7 +141,7 @@ class SchedulerEvents:
 
     def _split(self, events: Sequence[Event]) -> list[RequestEvents]:
         stamp = _monotonic()
-        return [RequestEvents(0, stamp, self._source, some) for some in batches(events)]
+        return [RequestEvents(0, stamp, self._source, some) for some in batches(events, self._fail)]
 
     def _number(self, request_id: str) -> int:
         number = self._numbers.get(request_id)

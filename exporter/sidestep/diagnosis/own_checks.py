@@ -19,7 +19,7 @@ from sidestep.exposition.live.verdict import Evaluation
 from sidestep.ingest.connection_log import REMEDIES
 from sidestep.metrics.engine import ORIGIN, Engine
 from sidestep.metrics.registry import Registry
-from sidestep.protocol.messages import BOTH, DECODE, VERSIONS
+from sidestep.protocol.messages import BOTH, DECODE, ENGINE_CORE, VERSIONS
 from sidestep.telemetry.self_metrics import Labels, SelfMetrics
 from sidestep.transport.process import resident
 from sidestep.transport.upkeep import MIB
@@ -137,6 +137,7 @@ class OwnChecks:
         """Return what is wrong now, or has been within the last hour."""
         return [
             *self._engines(await self._evaluation()),
+            *self._cores(),
             *self._roles(),
             *self._increases(),
             *self._gauges(),
@@ -185,6 +186,14 @@ class OwnChecks:
                 yield codes.SAME_LABELS.on(
                     f"engine {engine.id}", f"another engine has its labels {_named(engine.labels)}"
                 )
+
+    def _cores(self) -> Iterator[Finding]:
+        """Yield findings on engines whose front ends leave most metrics to a core that is not there."""
+        for engine in self._registry.engines.values():
+            is_tapped = ENGINE_CORE in engine.description.features and engine.feeds.front_ends
+            # A core always describes its cache.
+            if engine.is_up and is_tapped and not engine.description.core_info:
+                yield codes.NO_CORE.on(f"engine {engine.id}", "only its front end has connected")
 
     def _roles(self) -> Iterator[Finding]:
         """Yield findings on models whose engines' roles do not match."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -79,11 +80,12 @@ def test_metrics_get_exemplars(beside: bool, process: Process) -> None:
     assert 7.0 in page["sglang:prompt_tokens_histogram"].samples.values()
 
 
-@pytest.mark.usefixtures("process")
 def test_a_collector_with_its_metrics_elsewhere_is_not_tapped(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """SGLang counts alone, and the log says so."""
+    """SGLang counts alone; the log says so, and the stream that another collector starts counts errors."""
+    own = Process(f"ipc://{tmp_path}/none", "pod", beside=False)
+    monkeypatch.setattr(sglang_taps, "_process", own)
 
     class Moved(SchedulerMetricsCollector):
         def __init__(self) -> None:
@@ -93,10 +95,15 @@ def test_a_collector_with_its_metrics_elsewhere_is_not_tapped(
             vars(self).clear()
             vars(self).update(metrics=SimpleNamespace(**kept), labels=kept["labels"])
 
-    collector = sglang_taps.tapped(Moved, "scheduler")()
+    tapped = sglang_taps.tapped(Moved, "scheduler")
+    collector = tapped()
+    own.start("sglang/scheduler", "m")
+    again = tapped()
+    assert own.publisher is not None
+    own.publisher.close()
 
-    assert collector.sidestep is None
-    assert ["could not be tapped" in each for each in caplog.messages] == [True]
+    assert (collector.sidestep, again.sidestep, own.publisher.errors) == (None, None, 2)
+    assert ["could not be tapped" in each for each in caplog.messages] == [True, True]
 
 
 def test_functions_of_a_manager_take_more_arguments(process: Process) -> None:

@@ -15,11 +15,18 @@ from typing import Any
 import pytest
 
 import fake_vllm
-from fake_vllm import AsyncLLM, FinishReason, Request, config, importable
+from fake_vllm import (
+    AsyncLLM,
+    FinishReason,
+    KVCacheMetricsCollector,
+    Request,
+    config,
+    importable,
+)
 from scheduler_taps import Bench
-from sidestep.protocol.request_events import Finished, Queued
+from sidestep.protocol.request_events import Finished, Iteration, Queued
 from sidestep_adapters.vllm import hook_installation
-from sidestep_adapters.vllm.kv_cache import check_collector
+from sidestep_adapters.vllm.kv_cache import BlockTap
 from sidestep_adapters.vllm.output_hook import UNSEEN_CALLS
 from sidestep_adapters.vllm.ownership import is_tapped
 from sidestep_adapters.vllm.stats import VllmTap
@@ -189,6 +196,20 @@ def test_requests_that_leave_unseen_are_compared(clock: Clock) -> None:
     assert front.failures == ["requests have left unseen"]
     assert front.requests.numbers.keys() == {"b"}
     assert [each.added.name for each in front.requests._requests.values()] == ["b"]
+
+
+def test_an_event_of_another_clock_takes_no_others_along(clock: Clock) -> None:
+    """The exporter would refuse an item with all of its step; the lost event counts as dropped."""
+    front = HookedFrontEnd(clock)
+    front.add("a")
+    front.add("b")
+    front.receive(output("a", queued=-1.0), output("b", queued=1.0))
+
+    assert [type(event) for event in front.events()] == [Queued, Iteration]
+    assert (front.failures, front.requests.dropped) == (
+        ["an event has a value that cannot be sent"],
+        1,
+    )
 
 
 def test_a_request_without_events_has_waited_since_its_arrival(clock: Clock) -> None:
@@ -362,37 +383,70 @@ def test_a_scheduler_that_has_moved(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert isinstance(scheduler, OtherScheduler)
 
 
-class Collector:
-    """vLLM's collector of a block pool, as far as it is known."""
-
-    def on_block_allocated(self, block: Any) -> None:
-        """Note a block."""
-
-    def reset(self) -> None:
-        """Forget all."""
-
-
-class WithGroup(Collector):
+class WithGroup(KVCacheMetricsCollector):
     """A collector that is told more."""
 
     def on_block_allocated(self, block: Any, group: int) -> None:  # type: ignore[override]
         """Note a block."""
 
 
-class WithMore(Collector):
+class WithName(KVCacheMetricsCollector):
+    """A collector whose block has another name, by which it may be passed."""
+
+    def on_block_allocated(self, kv_block: Any) -> None:
+        """Note a block."""
+
+
+class WithMore(KVCacheMetricsCollector):
     """A collector that is told of more."""
 
     def on_block_moved(self, block: Any) -> None:
         """Note a block."""
 
 
-def test_a_block_pool_that_calls_otherwise_keeps_its_collector() -> None:
-    """Only a collector with the same methods is replaced."""
-    check_collector(SimpleNamespace(KVCacheMetricsCollector=Collector))
-    check_collector(None)
-    for other in (WithGroup, WithMore):
-        with pytest.raises(TypeError, match="differs"):
-            check_collector(SimpleNamespace(KVCacheMetricsCollector=other))
+class Derived(WithMore):
+    """A collector whose base is told of more."""
+
+
+@pytest.mark.parametrize("kind", [WithGroup, WithName, WithMore, Derived, None])
+def test_a_block_pool_that_calls_otherwise_keeps_its_collector(
+    kind: type | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Only a collector with the same methods is replaced; the stream counts an error."""
+    monkeypatch.setattr(fake_vllm, "KVCacheMetricsCollector", kind)
+    with importable(monkeypatch, f"ipc://{tmp_path}/none") as ours:
+        scheduler = ours.scheduler(config())
+        scheduler.shutdown()
+
+    assert scheduler.kv_cache_manager.block_pool.metrics_collector is None
+    assert scheduler._core.publisher.errors == 1
+
+
+def test_a_release_reads_more_of_its_collector(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The tap has what a collector of the release's own class has, as vLLM 0.32 reads its rate."""
+    with importable(monkeypatch, f"ipc://{tmp_path}/none") as ours:
+        scheduler = ours.scheduler(config())
+        collector = scheduler.kv_cache_manager.block_pool.metrics_collector
+        scheduler.shutdown()
+
+    assert isinstance(collector, BlockTap)
+    assert (collector.sample_rate, collector.drain_events()) == (0.01, [])
+    assert scheduler._core.publisher.errors == 0
+
+
+def test_a_prefix_cache_that_cannot_be_read_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its lookups are not sent; all else is."""
+    found = config()
+    del found.cache_config.enable_prefix_caching
+    with importable(monkeypatch, f"ipc://{tmp_path}/none") as ours:
+        scheduler = ours.scheduler(found)
+        scheduler.shutdown()
+
+    assert (scheduler._core.requests.events.lookups, scheduler._core.publisher.errors) == (None, 1)
 
 
 class Reason(enum.Enum):
