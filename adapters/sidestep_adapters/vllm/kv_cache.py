@@ -32,6 +32,8 @@ class BlockTap:
         resample: Set by another thread after events were dropped: sample other blocks.
     """
 
+    _replaced: Any = None
+
     def __init__(self, push: Callable[[BlockEvents], None], replaced: Any = None) -> None:
         self._replaced = replaced
         self._push = push
