@@ -127,7 +127,7 @@ class MetricSender:
         else:
             # Series whose first total is no increment may be the last ones.
             increments.commit()
-        increments.save(stamp)
+        increments.save(stamp, has_read_all="failed" not in outcomes)
         is_accepted = outcomes <= {"accepted"}
         if is_accepted:
             self._metrics.set("sidestep_otlp_last_success_timestamp_seconds", self._wall() / 1e9)
