@@ -111,6 +111,15 @@ def test_nothing_is_sent_twice_after_days_without_an_answer() -> None:
     assert increment(found, 16.0, 400 + KEPT) == Series({"a": "b"}, 6.0, 100)
 
 
+def test_a_start_that_becomes_earlier_is_no_new_beginning() -> None:
+    """The clock was set back, and the exporter has restarted since; a later start is one."""
+    found = Increments(KINDS, None)
+    increment(found, 10.0, 100, start=50)
+    found.commit()
+    assert increment(found, 12.0, 200, start=40) == Series({"a": "b"}, 2.0, 100)
+    assert increment(found, 12.0, 200, start=60) == Series({"a": "b"}, 12.0, 100)
+
+
 def test_the_total_of_a_series_that_has_left_is_forgotten_after_a_day() -> None:
     """Else those of all engines that there have ever been would be kept."""
     found = Increments(KINDS, None)
