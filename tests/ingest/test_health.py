@@ -11,8 +11,8 @@ from intakes import Fed
 from sidestep.engines.items import encode_item
 from sidestep.engines.vllm.wire import SchedulerStats, VllmStep
 from sidestep.ingest.local_stream import ServerFeed
-from sidestep.protocol.limits import COUNT_LIMIT, VALUE_LIMIT
-from sidestep.protocol.messages import CORE, FRONT_END, Bye, EngineInfo, Heartbeat
+from sidestep.protocol.limits import COUNT_LIMIT, VALUE_LIMIT, VERSION
+from sidestep.protocol.messages import CORE, FRONT_END, Bye, EngineInfo, Heartbeat, Hello
 from sidestep.protocol.progress import ASLEEP, STARTING, Progress
 from sidestep.snapshot.capture import restore
 from sidestep.tracking.health.states import EngineState, Health, Reason
@@ -296,6 +296,23 @@ def test_an_exporter_that_was_stopped_blames_nobody(
     # Whoever does not return is found as soon as without a pause.
     fed.advance(9.0)
     assert state(fed) is EngineState.STALLED
+
+
+def test_an_exporter_that_was_stopped_takes_no_dead_process_for_alive() -> None:
+    """A process that is killed just before the pause is succeeded under its own ids."""
+    fed = working()
+    fed.restart("core")
+    hello = Hello(VERSION, "core", fed.incarnation("core"), 1, 1, [info()])
+    fed.send("core", hello)
+    fed.now += 5.0
+    fed.intake.health.update(fed.now)
+    for _ in range(5):
+        fed.send("core", hello)
+        fed.advance(1.0)
+
+    streams = fed.intake.receiver.streams.values()
+    assert [(each.id, each.incarnation) for each in streams] == [("core", hello.incarnation)]
+    assert samples(fed, "sidestep_engine_restarts_total") == {("ns/m/0", "m", ""): 1.0}
 
 
 ABSURD = {

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
+from exporter_processes import process
 from exporters import Start, until
 from pages import get
 from replays import replay
@@ -117,6 +119,32 @@ async def test_the_route_returns_a_recorded_run(start: Start) -> None:
     assert all(record["parts"] for record in engine["requests"])
     # Their longest gaps cost time for each token, so that only records in a file have them.
     assert {record["max_itl_seconds"] for record in engine["requests"]} == {None}
+
+
+CLOCK = """
+import pathlib, time
+clock = time.time
+time.time = lambda: clock() + float(pathlib.Path(__file__).with_name("ahead").read_text())
+"""
+"""A wall clock that a test can set while a process runs."""
+
+
+async def test_a_wall_clock_that_is_set_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is recent stays so if it jumps ahead."""
+    (tmp_path / "sitecustomize.py").write_text(CLOCK)
+    (tmp_path / "ahead").write_text("0")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    async with process(tmp_path) as (_, url):
+        await replay(f"ipc://{tmp_path}/i.ipc", "core_aborts")
+        (before,) = await answer(url)
+        (tmp_path / "ahead").write_text("3600")
+        (after,) = await answer(url, "?minutes=9")
+
+    assert len(before["steps"]["end"]) == 2338
+    assert after["steps"] == before["steps"]
+    assert after["requests"] == before["requests"]
 
 
 async def test_sglangs_requests_are_kept(start: Start) -> None:

@@ -17,7 +17,7 @@ from otlp_receiver import Receiver, attributes, metrics_of, points_of, receiver
 from pages import get, parse
 from replays import replay
 from sidestep.metrics.native_histogram import NativeHistogram
-from sidestep.otlp.increments import FILE, Increments
+from sidestep.otlp.increments import FILE, KEPT, Increments
 from sidestep.otlp.page_families import Exponential, Series, SeriesFamily, Value
 from sidestep.snapshot.state_file import StateDirectory
 from web_servers import server
@@ -94,6 +94,40 @@ def test_increments_of_histograms_add_up(batches: list[list[float]], schema: int
         exponential.commit()
     assert counts == histogram.counts
     assert count == sum(counts)
+
+
+def test_nothing_is_sent_twice_after_days_without_an_answer() -> None:
+    """A refused push has read all series, a failed one may have read only others."""
+    found = Increments(KINDS, None)
+    increment(found, 10.0, 100)
+    found.commit()
+    increment(found, 12.0, 100 + KEPT)
+    found.discard()
+    found.save(100 + KEPT)
+    assert increment(found, 15.0, 200 + KEPT) == Series({"a": "b"}, 5.0, 100)
+    found.discard()
+    found.save(200 + KEPT)
+    found.save(300 + KEPT, has_read_all=False)
+    assert increment(found, 16.0, 400 + KEPT) == Series({"a": "b"}, 6.0, 100)
+
+
+def test_a_start_that_becomes_earlier_is_no_new_beginning() -> None:
+    """The clock was set back, and the exporter has restarted since; a later start is one."""
+    found = Increments(KINDS, None)
+    increment(found, 10.0, 100, start=50)
+    found.commit()
+    assert increment(found, 12.0, 200, start=40) == Series({"a": "b"}, 2.0, 100)
+    assert increment(found, 12.0, 200, start=60) == Series({"a": "b"}, 12.0, 100)
+
+
+def test_the_total_of_a_series_that_has_left_is_forgotten_after_a_day() -> None:
+    """Else those of all engines that there have ever been would be kept."""
+    found = Increments(KINDS, None)
+    increment(found, 10.0, 100)
+    found.commit()
+    found.save(100)
+    found.save(100 + KEPT)
+    assert increment(found, 16.0, 200 + KEPT) == Series({"a": "b"}, 16.0, START)
 
 
 def test_totals_outlive_the_process(tmp_path: Path) -> None:

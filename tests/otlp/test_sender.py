@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -61,7 +62,7 @@ class Pushing:
     def __init__(self, url: str, query: str = "") -> None:
         fed = Fed()
         fed.send_hello("s", [INFO])
-        self.metrics, self.now = SelfMetrics(), 100.0
+        self.metrics, self.now, self.wall = SelfMetrics(), 100.0, time.time_ns()
         copier = PageCopier(
             fed.intake.registry,
             PassthroughRegistry(fed.intake.registry.names),
@@ -76,6 +77,7 @@ class Pushing:
             Resource({}),
             self.receiver,
             self.metrics,
+            wall=lambda: self.wall,
         )
 
     def requests(self) -> dict[str, float]:
@@ -116,6 +118,22 @@ async def test_a_push_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert headers["content-encoding"] == "gzip"
     assert headers["content-type"] == KIND
     assert headers["authorization"] == "Bearer x"
+
+
+async def test_a_time_in_the_future_lasts_only_if_it_was_accepted() -> None:
+    """Receivers refuse it, and what follows one that they have taken must be later."""
+    hour = 3600 * 10**9
+    async with pushing() as (made, found):
+        now = made.wall
+        for wall, answer in ((now + hour, answering(400)), (now, None), (now - hour, None)):
+            made.wall, found.answer = wall, answer
+            await made.sender.push()
+
+    times = [
+        {point.time_unix_nano for metric in metrics_of(request) for point in points_of(metric)}
+        for request in found.requests
+    ]
+    assert times == [{now}, {now + 1}]
 
 
 async def test_a_partial_success_is_read(caplog: pytest.LogCaptureFixture) -> None:

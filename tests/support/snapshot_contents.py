@@ -71,7 +71,7 @@ CONTENTS = (
         "engines": "SavedEngine.is_exposed SavedEngine.totals",
         "retired": "SavedEngine.is_exposed SavedEngine.totals",
         "limited": "SavedProcess.limited", "sample_groups": "GroupState",
-    }, "layouts series tracking accounting reserved is_exposed wall has_exemplars version _label_keys parts"
+    }, "layouts series tracking accounting reserved is_exposed wall clock has_exemplars version _label_keys parts"
         " quota refused_blocks refused_requests hand_overs"),
     Held(Engine, _same("Totals", "created restarts gauge_stamp last_seen") | {
         "id": "Head.engine", "layout": "Head.engine", "labels": "Head.engine SavedEngine.has_origin",

@@ -144,8 +144,8 @@ ROWS: tuple[Row, ...] = (
            "Unix time of the last execution, by the server's clock; 0 if there was none since the"
            " model was loaded.", combine="max", unit_divisor=MILLISECONDS),
     _gauge("sidestep_triton_idle_seconds", Handler("idle"),
-           "Time since the last execution; no sample if there was none since the model was loaded.",
-           combine="min"),
+           "Time since the last execution, by both hosts' clocks; no sample if there was none since the model was"
+           " loaded.", combine="min"),
     _counter("sidestep_triton_resets_total", Handler("resets"),
              "Resets of the server's statistics, by a restart, a reload or another version."),
     # The server itself.

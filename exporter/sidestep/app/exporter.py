@@ -103,6 +103,7 @@ class Exporter:
             reserved=names(self.collectors),
             is_exposed=functools.lru_cache(4096)(self.series_filter.shows),
             wall=time.time,
+            clock=time.monotonic,
         )
         if self.tenants is not None:
             self.tenants.replaced = self.registry.hide_tenant

@@ -7,7 +7,7 @@ import heapq
 import math
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, repeat
 from typing import NamedTuple
 
@@ -75,9 +75,8 @@ class _Copy(NamedTuple):
 class Timelines:
     """Answers with the recent steps and requests of engines."""
 
-    def __init__(self, intake: Intake, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, intake: Intake) -> None:
         self._intake = intake
-        self._wall = wall
         self._renders: SharedRenders[tuple[str | None, int, int]] = SharedRenders(CACHE_SECONDS)
 
     async def answer(self, identity: str | None, minutes: int, slowest: int = 0) -> Body | None:
@@ -91,7 +90,9 @@ class Timelines:
         return await self._renders.get(key, lambda: self._render(*key))
 
     async def _render(self, identity: str | None, minutes: int, slowest: int) -> Body:
-        now = self._wall()
+        # The wall clock may be set: it must not change what counts as recent.
+        now = time.monotonic()
+        offset = time.time() - now
         copies = []
         for engine in [*self._intake.registry.engines.values()]:
             if identity in (None, engine.id) and not engine.layout.tables.is_part(engine.labels):
@@ -99,8 +100,8 @@ class Timelines:
                 copies.append(_slowest(found, slowest) if slowest else found)
                 # A copy takes up to some milliseconds: other tasks run in between.
                 await asyncio.sleep(0)
-        head = Head(version=__version__, time=now, minutes=minutes, limits=LIMITS)
-        return Body(await asyncio.to_thread(lambda: [*_pieces(head, copies)]))
+        head = Head(version=__version__, time=now + offset, minutes=minutes, limits=LIMITS)
+        return Body(await asyncio.to_thread(lambda: [*_pieces(head, copies, offset)]))
 
     def _copy(self, engine: Engine, since: float) -> _Copy:
         timeline, health = engine.find_part(Timeline) or Timeline(), self._intake.health.of(engine)
@@ -142,8 +143,11 @@ def _limit_seconds(engine: Engine, timeline: Timeline, since: float) -> dict[str
     return {limit: seconds for limit, seconds in increases.items() if seconds > 0.0}
 
 
-def _pieces(head: Head, copies: Iterable[_Copy]) -> Iterator[bytes]:
-    """Yield the JSON in pieces, of which each holds the interpreter's lock for about a millisecond."""
+def _pieces(head: Head, copies: Iterable[_Copy], offset: float) -> Iterator[bytes]:
+    """Yield the JSON in pieces, of which each holds the interpreter's lock for about a millisecond.
+
+    ``offset`` is the Unix time at the monotonic time 0.
+    """
     yield _opened(head) + b',"engines":['
     for comma, (engine, engine_head, steps, requests) in zip(_commas(), copies, strict=False):
         yield comma + _opened(engine_head) + b',"steps":{'
@@ -152,7 +156,9 @@ def _pieces(head: Head, copies: Iterable[_Copy]) -> Iterator[bytes]:
             yield from _items(map(_number, getattr(steps, name)))
             yield b"]"
         yield b'},"requests":['
-        yield from _items(make_record(engine, ended, received) for received, ended in requests)
+        yield from _items(
+            make_record(engine, ended, received + offset) for received, ended in requests
+        )
         yield b"]}"
     yield b"]}"
 

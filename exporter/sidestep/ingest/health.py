@@ -165,9 +165,7 @@ class HealthMonitor:
         """Evaluate the next batch of engines; call it several times a second."""
         pause = self._awake.advance(now)
         if pause:
-            # What was sent meanwhile has not been received yet: no process has been silent for longer.
-            for stream in self._receiver.streams.values():
-                stream.seen_at = min(stream.seen_at + pause, now)
+            self._receiver.paused(pause, now)
         if not self._due:
             if now < self._next:
                 return

@@ -84,6 +84,7 @@ class Registry(ExposedEngines):
         sample_groups: Groups of parallel samples, which may be spread over engines.
         hand_overs: Requests that an engine has handed over to another.
         has_exemplars: Whether a histogram has had exemplars.
+        clock: Returns the monotonic time, at which steps are received.
     """
 
     def __init__(
@@ -96,11 +97,13 @@ class Registry(ExposedEngines):
         reserved: frozenset[str] = frozenset(),
         is_exposed: Callable[[str], bool] = lambda _: True,
         wall: Callable[[], float] | None = None,
+        clock: Callable[[], float] = float,
     ) -> None:
         super().__init__(layouts, series, reserved, wall)
         self.tracking = tracking or Tracking()
         self.accounting = accounting or Accounting()
         self.is_exposed = is_exposed
+        self.clock = clock
         self.has_exemplars = False
 
     def clear(self) -> None:
@@ -119,17 +122,17 @@ class Registry(ExposedEngines):
                 self.touch(engine)
         super().expire(now)
         if self.tracking.keeps_timeline:
-            self._update_timelines(self.wall())
+            self._update_timelines(now)
 
-    def _update_timelines(self, wall: float) -> None:
+    def _update_timelines(self, now: float) -> None:
         for engine in self.engines.values():
             seconds = limit_seconds(engine)
             if seconds:
-                engine.part(Timeline).add_limits(seconds, wall)
+                engine.part(Timeline).add_limits(seconds, now)
         found = [engine.find_part(Timeline) for engine in self.engines.values()]
         timelines = [timeline for timeline in found if timeline is not None]
         for timeline in timelines:
-            timeline.trim(wall - SECONDS, len(timelines))
+            timeline.trim(now - SECONDS, len(timelines))
 
     def release_requests(self) -> None:
         """Pass on all requests that wait for a front end, because the exporter ends."""

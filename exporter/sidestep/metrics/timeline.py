@@ -29,7 +29,7 @@ class StepColumns(NamedTuple):
     """Steps in the order of their arrival, a column for each number.
 
     Attributes:
-        received: Unix time at which the exporter received it, in whole seconds.
+        received: Monotonic time at which the exporter received it, in whole seconds.
         end: Unix time of its output, by the engine's clock.
         limit: Index into ``LIMITS``, or ``UNKNOWN_LIMIT``.
     """
@@ -48,7 +48,7 @@ class KeptRequest(NamedTuple):
     """A request that ended.
 
     Attributes:
-        received: Unix time at which the exporter learned of its end.
+        received: Monotonic time at which the exporter learned of its end.
     """
 
     received: float
@@ -56,7 +56,7 @@ class KeptRequest(NamedTuple):
 
 
 class LimitTimes(NamedTuple):
-    """Seconds for which each limit had held until the Unix time ``received``."""
+    """Seconds for which each limit had held until the monotonic time ``received``."""
 
     received: float
     seconds: Mapping[str, float]
@@ -75,7 +75,7 @@ class Timeline(Part):
         self.requests: deque[KeptRequest] = deque()
 
     def add_steps(self, steps: Iterable[IterationShape], now: float) -> None:
-        """Add steps that the exporter received at the Unix time ``now``."""
+        """Add steps that the exporter received at the monotonic time ``now``."""
         received, end, seconds, *counts, limits = self.steps
         prefills, prefill_tokens, decodes, decode_tokens = counts
         at = int(now)
@@ -94,7 +94,7 @@ class Timeline(Part):
             self._drop_steps(len(end) - MAX_STEPS * 7 // 8)
 
     def add_request(self, ended: EndedRequest, now: float) -> None:
-        """Add a request that ended, of which the exporter learned at the Unix time ``now``."""
+        """Add a request that ended, of which the exporter learned at the monotonic time ``now``."""
         self.requests.append(KeptRequest(now, ended))
         if len(self.requests) > MAX_REQUESTS:
             self.requests.popleft()

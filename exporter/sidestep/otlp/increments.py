@@ -50,6 +50,8 @@ class Increments:
         self._accepted: dict[Key, Total] = {}
         self._sent: dict[Key, Total] = {}
         """Totals of series read since the last commit."""
+        self._read: set[Key] = set()
+        """Series read since the totals were last written."""
         if kinds and directory is not None:
             self._accepted = dict(_read(directory))
 
@@ -69,8 +71,10 @@ class Increments:
             key = family.name, tuple(sorted(one.labels.items()))
             known = self._accepted.get(key)
             self._sent[key] = Total(one.value, one.start, stamp)
+            self._read.add(key)
             if known is not None:
-                value = difference(one.value, known.value) if one.start == known.start else None
+                # A restart, or another engine, makes the start an earlier one if the clock was set back.
+                value = difference(one.value, known.value) if one.start <= known.start else None
                 if value is None:
                     # Counting began again.
                     yield one._replace(start=max(one.start, known.stamp))
@@ -89,13 +93,21 @@ class Increments:
         """Note that it has not."""
         self._sent.clear()
 
-    def save(self, stamp: int) -> None:
-        """Write the totals to the state directory."""
+    def save(self, stamp: int, *, has_read_all: bool = True) -> None:
+        """Write the totals to the state directory, without those of series that left long ago.
+
+        These are known only if all series were read. The total of one that is on the page has any age:
+        the receiver may have accepted nothing for days, or the clock may have been set.
+        """
         if not self.kinds:
             return
-        self._accepted = {
-            key: total for key, total in self._accepted.items() if total.stamp > stamp - KEPT
-        }
+        if has_read_all:
+            self._accepted = {
+                key: total
+                for key, total in self._accepted.items()
+                if key in self._read or total.stamp > stamp - KEPT
+            }
+        self._read.clear()
         if self._directory is None:
             return
         items = iter(self._accepted.items())

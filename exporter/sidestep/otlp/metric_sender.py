@@ -87,11 +87,12 @@ class MetricSender:
 
     async def push(self) -> bool:
         """Send the present state of all families; return whether all of it was accepted."""
-        # Receivers refuse a whole request if the time of a series decreases.
-        self._stamp = max(self._wall(), self._stamp + 1)
+        # Receivers refuse a whole request if the time of a series decreases; or if it is in the future, as it
+        # may have been before the clock was corrected.
+        stamp = max(self._wall(), self._stamp + 1)
         families = await self._families.copy()
         await self._families.copier.settled()
-        work = functools.partial(self._send, families, self._stamp)
+        work = functools.partial(self._send, families, stamp)
         self._export = asyncio.ensure_future(_in_thread(work))
         return await asyncio.shield(self._export)
 
@@ -127,7 +128,9 @@ class MetricSender:
         else:
             # Series whose first total is no increment may be the last ones.
             increments.commit()
-        increments.save(stamp)
+        increments.save(stamp, has_read_all="failed" not in outcomes)
+        if "accepted" in outcomes:
+            self._stamp = stamp
         is_accepted = outcomes <= {"accepted"}
         if is_accepted:
             self._metrics.set("sidestep_otlp_last_success_timestamp_seconds", self._wall() / 1e9)

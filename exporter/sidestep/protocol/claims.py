@@ -77,6 +77,10 @@ class Claims:
             return Placement(numbered(hello, replica), replica, rival)
         raise WireError("over_limit", f"{MAX_REPLICAS} processes have the id {hello.stream}")
 
+    def restart_waits(self) -> None:
+        """Forget all Hellos: the exporter has stood still, so what it reads now may be older than it seems."""
+        self._waiting.clear()
+
     def forget(self, incarnation: int) -> None:
         """Forget the Hellos of an incarnation that has been placed."""
         self._waiting.pop(incarnation, None)

@@ -146,6 +146,13 @@ class Receiver:
             return Placement(numbered(hello, known.replica), known.replica)
         return self._claims.place(hello, now)
 
+    def paused(self, seconds: float, now: float) -> None:
+        """Note that the exporter stood still until ``now``: what was sent meanwhile has not been received."""
+        for stream in self.streams.values():
+            stream.seen_at = min(stream.seen_at + seconds, now)
+        # A process that died before the pause would now seem to have sent something after a Hello.
+        self._claims.restart_waits()
+
     def receive(
         self,
         peer: bytes,

@@ -191,7 +191,7 @@ class EngineRequests:
         if self._requests is not None:
             self._requests.add(self._engine, ended)
         if self._keeps_timeline:
-            self._engine.part(Timeline).add_request(ended, time.time())
+            self._engine.part(Timeline).add_request(ended, time.monotonic())
 
     def _begin_by_tenant(self) -> None:
         """Count as ``__other__`` what was counted before tenants were counted."""

@@ -132,7 +132,7 @@ class EventHandlers(Handlers):
             self._skip_front_end_latencies(engine, outcomes)
         self._read_outcomes(engine, outcomes, False)
         if outcomes.steps and self.registry.tracking.keeps_timeline:
-            engine.part(Timeline).add_steps(outcomes.steps, self.registry.wall())
+            engine.part(Timeline).add_steps(outcomes.steps, self.registry.clock())
         if outcomes.slice_tokens:
             self.count_step_tokens(engine, outcomes.slice_tokens, is_slice=True)
         for tokens in outcomes.iteration_tokens:

@@ -114,18 +114,24 @@ class TotalHistory(SampleHistory):
     An engine that is gone stays in the past, and one that has come is not in it.
     """
 
-    def add(self, now: float, gauges: Numbers, added: Increase) -> None:
-        """Add a sample of the gauges of all engines, and of what they have ``added`` since the last one."""
+    def add(self, now: float, gauges: Numbers, added: Increase, *, has_engines: bool) -> None:
+        """Add a sample of the gauges of all engines, and of what they have ``added`` since the last one.
+
+        If that is known of none of the engines that there are, the totals compare with none before.
+        """
         counters, bounds, counts = added.counters, added.bounds, added.counts
+        caught_up_at = 0.0
         if self.samples:
             last = self.samples[-1] = zeroed(self.samples[-1], added)
+            is_known = any(bounds) or not all(map(math.isnan, counters))
+            caught_up_at = last.caught_up_at if is_known or not has_engines else now
             counters = [*map(_sum, last.counters, counters)]
             bounds = [new or then for new, then in zip(bounds, last.bounds, strict=True)]
             counts = [
                 then if new is None or then is None else [*map(add, then, new)]
                 for new, then in zip(counts, last.counts, strict=True)
             ]
-        self.append(EngineSample(now, gauges, counters, tuple(bounds), tuple(counts)))
+        self.append(EngineSample(now, gauges, counters, tuple(bounds), tuple(counts), caught_up_at))
 
 
 def _sum(known: float, added: float) -> float:

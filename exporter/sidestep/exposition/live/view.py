@@ -181,7 +181,8 @@ class LiveView:
             # A sample takes a tenth of a millisecond: other tasks run in between.
             await asyncio.sleep(0)
         if is_due:
-            self.total.add(self._clock(), merged_gauges(samples), merged.total())
+            now, gauges, added = self._clock(), merged_gauges(samples), merged.total()
+            self.total.add(now, gauges, added, has_engines=bool(samples))
 
     def _history(self, engine: Engine) -> SampleHistory | None:
         """Return the history of ``engine``, not that of another engine with the same identity."""
