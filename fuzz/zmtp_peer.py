@@ -152,10 +152,12 @@ def noise(size: int) -> bytes:
 
 
 def _await_ready(peer: socket.socket) -> None:
-    received = b""
-    # Bytes that follow the READY command belong to nobody: an attack reads no answers.
-    while b"READY" not in received:
-        received += peer.recv(4096) or closed()
+    # No more than that: a Hello may follow in the same packet.
+    _exactly(peer, len(greeting()))
+    body = b""
+    while b"READY" not in body:
+        _, size = _exactly(peer, 2)
+        body = _exactly(peer, size)
 
 
 def _exactly(peer: socket.socket, size: int) -> bytes:

@@ -51,7 +51,7 @@ from sidestep_adapters.publisher.publisher import Publisher
         ),
         (
             "serve --ingest.endpoint tcp://nonsense --ingest.allow-plain-tcp",
-            "cannot bind ingest endpoint",
+            "must be tcp://HOST:PORT",
         ),
         ("serve --ingest.endpoint ipc://@sidestep", "must be the path of a file"),
         ("serve --ingest.endpoint ipc://*", "must be the path of a file"),
@@ -112,6 +112,8 @@ def test_a_configuration_is_checked_without_a_start(tmp_path: Path) -> None:
         ("--ingest.endpoint", "unix:///x", "must begin with ipc:// or tcp://"),
         ("--ingest.endpoint", "ipc://@x", "must be the path of a file"),
         ("--ingest.endpoint", "ipc:///x/\udcff", "'utf-8' codec can't encode"),
+        ("--ingest.endpoint", f"ipc:///{'x' * 107}", "longer than 107 bytes"),
+        ("--ingest.endpoint", "tcp://127.0.0.1:99999", "a port up to 65535"),
         ("--ingest.endpoint", "tcp://0.0.0.0:9858", "reaches beyond this host"),
         ("--engine", "other=http://h:1", "'other' is no kind of server"),
         ("--ingest.ipc-group", "1" * 5000, "no such group"),

@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 import pytest
 
-from command_line import sidestep
+from command_line import serving, sidestep
 from exporters import Start
 from key_ring import Ring
 from ports import free_port
@@ -126,13 +126,15 @@ def stranger() -> Iterator[None]:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may become another user")
-async def test_permissions(start: Start) -> None:
+async def test_permissions() -> None:
     """The text names what is closed, and to whom; a group may open it."""
     with tempfile.TemporaryDirectory() as made:
         directory = Path(made)
         directory.chmod(0o755)  # noqa: ASYNC240 - of the test alone
         address = f"ipc://{directory}/own/ingest.ipc"
-        async with start(ingest_endpoint=(address,)):
+        # In a process of its own: one that becomes another user takes its own path for lost.
+        flags = f"--ingest.endpoint={address}", "--web.listen-address=127.0.0.1:0"
+        async with serving("serve", *flags):
             with stranger():
                 (finding,) = await found(address)
             assert finding.code == "SD162"

@@ -63,3 +63,30 @@ async def test_an_exporter_without_the_estimate_asks_for_no_lookups(start: Start
         await until(lambda: publisher.connected, 10, "the connection")
         assert publisher.lookup_key == b""
         publisher.close()
+
+
+async def test_replicas_have_the_names_of_the_live_page(start: Start) -> None:
+    """Their label is the same, so that only their identities tell them apart."""
+    async with start() as exporter:
+        url = exporter.url.removesuffix("/metrics")
+        for name in ("a", "b"):
+            await _serve_one(exporter, name)
+        await until(lambda: _has_curves(exporter))
+        answers = [json.loads(await get(f"{url}/api/v1/{name}")) for name in ("live", "timeline")]
+        rows = [*(answer["engines"] for answer in answers), await curves(exporter)]
+        (second,) = await curves(exporter, "?engine=b/m/0")
+
+    assert [[row["engine"] for row in found] for found in rows] == 3 * [["a/m/0", "b/m/0"]]
+    assert second["engine"] == "b/m/0"
+
+
+async def _serve_one(exporter: Exporter, name: str) -> None:
+    info = EngineInfo(f"{name}/m/0", "vllm", {"engine": "0", "model_name": "m"})
+    publisher = Publisher(exporter.endpoints[0], name, [info])
+    await until(lambda: publisher.connected)
+    await asyncio.to_thread(serve, publisher)
+    await asyncio.to_thread(publisher.close)
+
+
+async def _has_curves(exporter: Exporter) -> bool:
+    return len(await curves(exporter)) == 2

@@ -127,7 +127,7 @@ def _is_usable(source: object, name: str, hint: Any) -> bool:
     """Return whether an attribute is of a type that can be sent; numbers differ from object to object."""
     found = _value(source, name, msgspec.UNSET)
     return found is not msgspec.UNSET and (
-        found is None or isinstance(found, int | float) or is_convertible(found, hint)
+        isinstance(found, int | float) or is_convertible(found, hint)
     )
 
 

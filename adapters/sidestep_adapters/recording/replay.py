@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import Item
-from sidestep.engines.sglang.wire import SglangStats
+from sidestep.engines.sglang.wire import SglangRequests, SglangStats
 from sidestep.engines.vllm.wire import VllmStep
 from sidestep.errors import ConfigError, RunError, WireError
 from sidestep.protocol.block_events import BlockEvents, CacheEvents
@@ -32,6 +32,8 @@ BACKLOG_BYTES = 2 << 20
 """Bytes in flight at which a replay without ``realtime`` pauses."""
 CONNECT_TIMEOUT = 10.0
 """Default seconds to wait for the exporter to answer."""
+UNIX_TIMES = "arrival", "wall", "known_until", "iteration_timestamp"
+"""Names of the fields that have Unix times of requests."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -147,6 +149,8 @@ class Replay:
         self.steps = steps
         self.progress = Progress()
         self._round_number = secrets.randbits(32)
+        self._moved_by: int | None = None
+        """Seconds between the recorded Unix times and those of this round."""
         self._engines: dict[str, list[EngineInfo]] = {}
         self._records: list[Items] = []
         self._stepping: set[str] = set()
@@ -229,6 +233,7 @@ class Replay:
         # A recording may begin long before its first item, which is due at once.
         due, before = time.monotonic(), math.inf
         self._round_number += 1
+        self._moved_by = None
         publishers = [*streams.values()]
         for record in self._records:
             publisher = streams.get(record.stream)
@@ -254,8 +259,10 @@ class Replay:
         if isinstance(item, RequestEvents | BlockEvents | CacheEvents | CacheLookups):
             # Each round is a new source: its request and block numbers restart.
             item.source = (item.source + self._round_number) % COUNT_LIMIT
+        if self.realtime:
+            self._move(item)
         if not isinstance(item, RequestEvents):
-            # Request events keep the clock of their recording throughout.
+            # Request events keep the monotonic clock of their recording throughout.
             item.stamp = time.monotonic()
         if isinstance(item, VllmStep | SglangStats | TritonStats):
             item.wall = time.time()
@@ -263,6 +270,18 @@ class Replay:
         unfinished = _unfinished(item)
         if unfinished is not None and self.steps is not None:
             self.steps.end_step(item.engine, unfinished)
+
+    def _move(self, item: Item) -> None:
+        """Move Unix times of requests to this round.
+
+        By whole seconds: a front end's and a core's then still are equal to the last bit.
+        """
+        for each in _timed(item):
+            for name in UNIX_TIMES:
+                if at := getattr(each, name, 0.0):
+                    if self._moved_by is None:
+                        self._moved_by = int(time.time() - at)
+                    setattr(each, name, at + self._moved_by)
 
     def _wait(self, done: Callable[[], bool]) -> None:
         deadline = time.monotonic() + self.connect_timeout
@@ -296,3 +315,15 @@ def _unfinished(item: Item) -> int | None:
         queues = item.stats.num_running_reqs, item.stats.num_queue_reqs
         return sum(queue.total for queue in queues if queue is not None)
     return None
+
+
+def _timed(item: Item) -> Sequence[object]:
+    """Return the parts of an item that have Unix times of requests."""
+    match item:
+        case RequestEvents():
+            return [item, *item.events]
+        case SglangRequests():
+            return item.ended
+        case VllmStep():
+            return [item.front_end]
+    return ()

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 
 from sidestep.protocol.limits import COUNT_LIMIT, MAX_LABEL_CHARS, is_printable
-from sidestep.transport.addresses import check_bindable, checked_endpoint
+from sidestep.transport.addresses import MAX_PORT, check_bindable, checked_endpoint
 
 DAY = 86400.0
 MAX_TENANTS = 120
@@ -67,7 +67,7 @@ def optional_address(value: object) -> tuple[str, int] | None:
     if value == "":
         return None
     host, colon, port = text(value).rpartition(":")
-    if not colon or not port.isdecimal() or not 0 <= int(port) <= 65535:  # noqa: PLR2004
+    if not colon or not port.isdecimal() or not 0 <= int(port) <= MAX_PORT:
         raise ValueError("must be host:port")
     return host.strip("[]"), int(port)
 

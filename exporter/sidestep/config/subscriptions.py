@@ -7,13 +7,12 @@ import re
 
 from sidestep.catalog.row import ENGINE_LABELS
 from sidestep.config import options, parsing
-from sidestep.transport.addresses import checked_endpoint
+from sidestep.transport.addresses import MAX_PORT, checked_endpoint
 
 FORM = "KIND=ENDPOINT[,option=value...]"
 KINDS = ("kv-events", "forward-pass", "load")
 OPTIONS = ("replay", "topic", "model", "engine")
 MAX_RANKS = 128
-MAX_PORT = 65535
 MAX_ENDPOINT = 107 + len("ipc://")
 
 _RANGE = re.compile(r"(.*[:.])(\d+)-(\d+)")

@@ -65,14 +65,14 @@ class EngineCurve(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     curve: list[CurvePoint]
 
 
-def engine_curve(engine: Engine, tracker: LookupTracker) -> EngineCurve:
+def engine_curve(engine: Engine, name: str, tracker: LookupTracker) -> EngineCurve:
     """Return the curve of an engine, from its lookups."""
     summary, capacity, size = tracker.summary, tracker.capacity, tracker.block_size
     sizes = [max(round(capacity * 2.0**step), 1) for step in STEPS] if capacity else []
     points = tracker.reuse.points(sizes)
     return EngineCurve(
         id=engine.id,
-        engine=engine.name,
+        engine=name,
         model=engine.labels.get("model_name", ""),
         block_size=size,
         capacity_blocks=capacity or None,

@@ -29,7 +29,7 @@ from sidestep.exposition.live.increases import Increases
 from sidestep.exposition.live.samples import LATENCIES, EngineSample, increase, read, zeroed
 from sidestep.exposition.live.verdict import evaluate, state_text
 from sidestep.metrics.computed_gauges import SetGauges
-from sidestep.metrics.engine import Engine
+from sidestep.metrics.engine import Engine, distinct_names
 from sidestep.metrics.recent_steps import EXTERNAL, MULTIMODAL, PREFIX, RecentSteps
 from sidestep.metrics.registry import Registry
 from sidestep.metrics.step_limits import binding_limit, limit_seconds
@@ -194,10 +194,10 @@ class StatsLog:
         """Yield the engines that may have a line, and their names."""
         shown = self._shown.engines
         ranks = {*without_repeated_ranks([engine for engine in shown if has_requests(engine)])}
-        names = Counter(engine.name for engine in shown)
+        names = distinct_names(shown)
         for engine in shown:
             if engine in ranks or not has_requests(engine):
-                yield engine, engine.name if names[engine.name] == 1 else engine.id
+                yield engine, names[engine.id]
 
     def _page_lines(self) -> Iterator[Line]:
         before, self._readings = self._readings, {}

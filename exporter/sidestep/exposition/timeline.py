@@ -16,7 +16,7 @@ import msgspec
 from sidestep import __version__
 from sidestep.exposition.renders import Body, SharedRenders
 from sidestep.ingest.intake import Intake
-from sidestep.metrics.engine import Engine
+from sidestep.metrics.engine import Engine, distinct_names
 from sidestep.metrics.step_limits import limit_seconds
 from sidestep.metrics.timeline import SECONDS, KeptRequest, StepColumns, Timeline
 from sidestep.protocol.request_events import LIMITS
@@ -94,21 +94,23 @@ class Timelines:
         now = time.monotonic()
         offset = time.time() - now
         copies = []
-        for engine in [*self._intake.registry.engines.values()]:
+        engines = [*self._intake.registry.engines.values()]
+        names = distinct_names(engines)
+        for engine in engines:
             if identity in (None, engine.id) and not engine.layout.tables.is_part(engine.labels):
-                found = self._copy(engine, now - 60 * minutes)
+                found = self._copy(engine, names[engine.id], now - 60 * minutes)
                 copies.append(_slowest(found, slowest) if slowest else found)
                 # A copy takes up to some milliseconds: other tasks run in between.
                 await asyncio.sleep(0)
         head = Head(version=__version__, time=now + offset, minutes=minutes, limits=LIMITS)
         return Body(await asyncio.to_thread(lambda: [*_pieces(head, copies, offset)]))
 
-    def _copy(self, engine: Engine, since: float) -> _Copy:
+    def _copy(self, engine: Engine, name: str, since: float) -> _Copy:
         timeline, health = engine.find_part(Timeline) or Timeline(), self._intake.health.of(engine)
         first = bisect_left(timeline.steps.received, int(since))
         head = EngineHead(
             id=engine.id,
-            engine=engine.name,
+            engine=name,
             model=engine.labels.get("model_name", ""),
             dialect=engine.layout.dialect,
             state=None if health is None else health.state.value,

@@ -29,7 +29,7 @@ from sidestep.http.request_guard import Handler
 from sidestep.http.responses import PartsResponse
 from sidestep.http.static_files import LivePage
 from sidestep.ingest.health import ALARMING, NOT_READY, HealthMonitor
-from sidestep.metrics.engine import Engine
+from sidestep.metrics.engine import Engine, distinct_names
 from sidestep.metrics.trackers import Trackers
 from sidestep.tracking.health.states import Health
 
@@ -206,11 +206,11 @@ class Endpoints:
         name = request.query.get("engine")
         if name is not None and name not in engines:
             raise web.HTTPNotFound(text="no such engine; /api/v1/engines lists all\n")
-        curves = []
+        curves, names = [], distinct_names(engines.values())
         for engine in [*engines.values()] if name is None else [engines[name]]:
             lookups = engine.part(Trackers).lookups
             if lookups is not None:
-                curves.append(engine_curve(engine, lookups))
+                curves.append(engine_curve(engine, names[engine.id], lookups))
                 # A curve takes a millisecond.
                 await asyncio.sleep(0)
         return _json({"engines": curves})

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 from sidestep.catalog.buckets import DEFAULTS
 from sidestep.catalog.dialect import Polled
@@ -202,3 +203,10 @@ class Engine(EngineState):
             part.detach_core(self)
         self.feeds.lost_cores.clear()
         self.description = dataclasses.replace(self.description, core_info={}, encoded_head=b"")
+
+
+def distinct_names(engines: Iterable[Engine]) -> Mapping[str, str]:
+    """Return names of engines by identity; of replicas, which share their label, the identities."""
+    names = {engine.id: engine.name for engine in engines}
+    counts = Counter(names.values())
+    return {id_: name if counts[name] == 1 else id_ for id_, name in names.items()}

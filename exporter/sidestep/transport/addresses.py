@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 IPC, TCP = "ipc://", "tcp://"
+IPC_PATH_CHARS = 107
+"""Maximum length of a Unix socket's path, without the trailing NUL."""
+MAX_PORT = 65535
 
 
 def host_and_port(endpoint: str) -> tuple[str, str]:
@@ -24,9 +29,17 @@ def check_bindable(endpoint: str) -> None:
     """Raise a ValueError if no exporter may listen on ``endpoint``."""
     if not endpoint.startswith((IPC, TCP)):
         raise ValueError("must begin with ipc:// or tcp://")
-    if endpoint.startswith(IPC) and endpoint.removeprefix(IPC)[:1] in ("", "@", "*"):
+    path = endpoint.removeprefix(IPC)
+    if endpoint.startswith(TCP):
+        port = host_and_port(endpoint)[1]
+        # ZeroMQ takes any number, and binds what remains of it.
+        if port != "*" and not (port.isdecimal() and int(port) <= MAX_PORT):
+            raise ValueError(f"must be tcp://HOST:PORT, with a port up to {MAX_PORT}")
+    elif path[:1] in ("", "@", "*"):
         # An abstract name has no file mode: every user of the host may connect.
         raise ValueError("must be the path of a file")
+    elif len(os.fsencode(path)) > IPC_PATH_CHARS:
+        raise ValueError(f"the path is longer than {IPC_PATH_CHARS} bytes")
 
 
 def checked_endpoint(endpoint: str) -> str:

@@ -19,8 +19,6 @@ from sidestep.transport.addresses import IPC, TCP, check_bindable
 from sidestep.transport.path_owners import prepare_directory
 from sidestep.transport.peer_limits import options_for
 
-IPC_PATH_CHARS = 107
-"""Maximum length of a Unix socket's path, without the trailing NUL."""
 ZAP_DOMAIN = "sidestep"
 BACKLOG = 100
 """Connections waiting to be accepted; the same as libzmq's default."""
@@ -157,8 +155,6 @@ def _listen(socket: zmq.Socket[bytes], claim: Claim) -> None:
 
 def _lock(path: Path, endpoint: str, group: int | None) -> int:
     """Lock the socket's path, since a second process would silently replace the socket."""
-    if len(os.fsencode(path)) > IPC_PATH_CHARS:
-        raise ConfigError(f"{endpoint}: the path is longer than {IPC_PATH_CHARS} bytes")
     try:
         prepare_directory(path.parent, group)
         flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW

@@ -12,10 +12,9 @@ from pathlib import Path
 from sidestep.diagnosis.finding import Code, Finding
 from sidestep.errors import ConfigError
 from sidestep.transport.access import is_loopback
-from sidestep.transport.addresses import IPC, TCP, host_and_port, is_host
+from sidestep.transport.addresses import IPC, IPC_PATH_CHARS, TCP, host_and_port, is_host
 from sidestep.transport.connect_problems import KEYS, UNANSWERED
 from sidestep.transport.curve_connection import CurveConnection
-from sidestep.transport.endpoint import IPC_PATH_CHARS
 from sidestep.transport.keys import Keys, keys_for
 from sidestep.transport.plain_connection import HANDSHAKE_TIMEOUT, PlainConnection
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 from benchmarks.stat_logger_calls import convert
 
-from exporters import Start
+from exporters import Start, until
+from pages import get
+from sidestep.app.demo import recording
 from sidestep_adapters.recording.replay import Replay
 
 
@@ -35,3 +38,29 @@ async def test_real_speed_keeps_the_recorded_times(start: Start, tmp_path: Path)
         await asyncio.to_thread(player.run)
 
     assert 1.0 <= loop.time() - started < 30.0
+
+
+async def test_at_real_speed_requests_end_now(start: Start) -> None:
+    """Each round has Unix times of its own, with the recorded latencies."""
+    began = time.time() - 2.0
+    engines: list[dict[str, Any]] = []
+    async with start() as exporter:
+        for name, realtime in (("now", True), ("now", True), ("recorded", False)):
+            player = Replay(
+                recording("vllm-aborts.rec.gz"), exporter.endpoints[0],
+                realtime=realtime, namespace=name, pace=100.0,
+            )  # fmt: skip
+            await asyncio.to_thread(player.run)
+
+        async def all_have_ended() -> bool:
+            answer = await get(exporter.url.replace("/metrics", "/api/v1/timeline"))
+            engines[:] = json.loads(answer)["engines"]
+            return [len(each["requests"]) for each in engines] == [62, 31]
+
+        await until(all_have_ended)
+
+    now, recorded = (each["requests"] for each in engines)
+    assert min(one["arrival"] for one in now) > time.strftime("%FT%T", time.gmtime(began))
+    assert min(engines[0]["steps"]["end"]) > began
+    latencies = sorted(str(one["e2e_seconds"]) for one in recorded)
+    assert sorted(str(one["e2e_seconds"]) for one in now) == sorted(2 * latencies)

@@ -78,16 +78,25 @@ def release(monkeypatch: pytest.MonkeyPatch) -> Any:
     return of
 
 
-def page(without: str, role: Role = "alone") -> tuple[dict[str, str], Mapping[str, str]]:
-    """Return the samples after a step without a field, and the fields that are missing."""
+def page(
+    without: str, role: Role = "alone", *, none: str = ""
+) -> tuple[dict[str, str], Mapping[str, str]]:
+    """Return the samples after a step without a field, and the fields that are missing.
+
+    ``none`` is a field of the scheduler's that is None.
+    """
     found: dict[str, str] = {}
     pushed: list[Any] = []
 
     def missing(info: Mapping[str, dict[str, str]]) -> None:
         found.update(info["missing_fields"])
 
-    tap = VllmTap(pushed.append, pytest.fail, [0], role=role, missing=missing)
-    tap.record(**record(without))
+    given, left_out = record(without), list[str]()
+    fail = left_out.append if none else pytest.fail
+    if none:
+        setattr(given["scheduler_stats"], none, None)
+    tap = VllmTap(pushed.append, fail, [0], role=role, missing=missing)
+    tap.record(**given)
     info = EngineInfo("e", "vllm", {"engine": "0", "model_name": "m"}, features=FEATURES)
     fed = Fed()
     fed.send_hello("s", [info])
@@ -122,6 +131,16 @@ def test_what_needs_a_missing_field_has_no_sample(path: str, whole: dict[str, st
         assert (less, missing) == (whole, {})
     else:
         assert missing == {path.replace(".", "__"): "missing"}
+
+
+@pytest.mark.usefixtures("release")
+def test_a_required_number_that_is_none_is_missing(whole: dict[str, str]) -> None:
+    """An optional part that is None is not."""
+    less, missing = page("", none="kv_cache_usage")
+    assert missing == {"scheduler__kv_cache_usage": "missing"}
+    assert less == page("scheduler.kv_cache_usage")[0]
+    assert less.items() < whole.items()
+    assert page("", none="perf_stats")[1] == {}
 
 
 @pytest.mark.usefixtures("release")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -36,7 +35,7 @@ from sidestep.exposition.live.time_spent import NOTHING_KNOWN, UNKNOWN_LIMIT, to
 from sidestep.exposition.live.verdict import Evaluation, evaluate
 from sidestep.exposition.renders import Body, SharedRenders
 from sidestep.ingest.intake import Intake
-from sidestep.metrics.engine import Engine
+from sidestep.metrics.engine import Engine, distinct_names
 from sidestep.protocol.request_events import LIMITS
 from sidestep.protocol.stream import Stream, StreamState
 from sidestep.telemetry.logs import recent
@@ -220,9 +219,8 @@ class LiveView:
         found = Rows()
         self._shown.refresh()
         shown = [*self._shown.engines, *self._hidden_problems()]
-        names = Counter(engine.name for engine in shown)
+        names = distinct_names(shown)
         for engine in shown:
-            name = engine.name if names[engine.name] == 1 else engine.id
             sample = read(engine, self._clock())
             counted = self._last_minute(engine, sample)
             health = self._intake.health.of(engine)
@@ -230,7 +228,9 @@ class LiveView:
             spent = (
                 NOTHING_KNOWN if history is None else history.time.last_minute(engine, sample.at)
             )
-            row = engine_row(engine, name, sample, counted, health, wall=self._wall(), spent=spent)
+            row = engine_row(
+                engine, names[engine.id], sample, counted, health, wall=self._wall(), spent=spent
+            )
             if health is not None and health.stack:
                 row = msgspec.structs.replace(row, stack=[*health.stack])
             found.add(row, counted, spent, is_summed=engine in self._shown.summed)
