@@ -129,15 +129,23 @@ def test_a_wrong_configuration_is_found_without_a_start(flag: str, value: str, w
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 @pytest.mark.parametrize("command", ["--version", "serve --help", "inject", "doctor --rules /x"])
 def test_a_full_disk_is_one_line(command: str) -> None:
-    """Standard output may be a file."""
+    """Standard output may be a file; the exit code 1 would be a verdict."""
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
             [sys.executable, "-m", "sidestep", *command.split()],
             input=b"kind: Service\n", stdout=full, stderr=subprocess.PIPE, check=False, env=ENVIRON,
         )  # fmt: skip
 
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr == b"sidestep: cannot write the output: No space left on device\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("errors", ["2>&-", "2>/dev/full"])
+def test_a_usage_error_has_its_exit_code_without_a_line(errors: str) -> None:
+    """For a comparison, 1 would be a verdict."""
+    line = f"exec {sys.executable} -m sidestep compare /no/such /no/such {errors}"
+    assert subprocess.run(["bash", "-c", line], check=False, env=ENVIRON).returncode == 2
 
 
 @pytest.mark.parametrize("command", ["inject", "doctor --manifest -"])
@@ -267,6 +275,20 @@ async def test_a_signal_drains_and_exits_0(number: signal.Signals, tmp_path: Pat
     assert process.returncode == 0
     assert b"Traceback" not in output
     assert not (tmp_path / "i.ipc").exists()
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+async def test_an_exporter_runs_and_stops_without_standard_streams(
+    closed: str, tmp_path: Path
+) -> None:
+    """No connection gets the descriptor of one, whose end would abort the process."""
+    command = [sys.executable, "-m", "sidestep", *lingering(tmp_path, linger=0)]
+    line = f"exec {' '.join(command)} {closed}"
+    exporter = await asyncio.create_subprocess_exec("bash", "-c", line, env=ENVIRON)
+    await until((tmp_path / "i.ipc").exists)
+    exporter.terminate()
+
+    assert await asyncio.wait_for(exporter.wait(), 20) == 0
 
 
 def lingering(folder: Path, linger: float) -> tuple[str, ...]:

@@ -207,6 +207,17 @@ def test_attempts_without_free_descriptors_delete_no_file(tmp_path: Path) -> Non
     assert kept == b"".join(b"record %d\n" % number for number in (1, 2, 3, 4))
 
 
+def test_a_deleted_file_is_made_again(tmp_path: Path) -> None:
+    """An operator deletes it where the disk is full; no record goes to what nobody can read."""
+    path = tmp_path / "records.jsonl"
+    file = LogFile(path, 1000, 3)
+    file.write(b"record 1\n")
+    path.unlink()
+    file.write(b"record 2\n")
+    file.write(b"record 3\n")
+    assert path.read_bytes() == b"record 2\nrecord 3\n"
+
+
 def test_a_line_that_was_cut_is_ended(tmp_path: Path) -> None:
     """Its successor's lines are not appended to it."""
     path = tmp_path / "log"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import stat
 from pathlib import Path
 
@@ -39,6 +40,19 @@ def test_a_secret_key_file_is_readable_by_its_owner_only(umask: int, tmp_path: P
 
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
     assert stat.S_IMODE(public.stat().st_mode) == 0o644
+
+
+def test_a_full_disk_leaves_no_file_that_looks_like_a_key(tmp_path: Path) -> None:
+    """The next attempt would not overwrite it."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(ConfigError, match=r"cannot write .*x\.key: File too large"):
+            keys.generate(tmp_path, "x")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    assert not [*tmp_path.iterdir()]
 
 
 def test_keygen_never_overwrites_a_key(tmp_path: Path) -> None:

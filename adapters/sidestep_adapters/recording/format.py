@@ -56,11 +56,12 @@ class Writer:
     """Writes a recording without buffering, so that a killed process loses no record."""
 
     def __init__(self, path: Path) -> None:
+        self._end = 0
         try:
             self._file: BinaryIO = open(path, "wb", buffering=0, opener=open_file)  # noqa: SIM115
+            self._write(MAGIC)
         except OSError as error:
             raise ConfigError(f"cannot write {path}: {error.strerror}") from None
-        self._file.write(MAGIC)
 
     def write(self, record: StreamStart | Items) -> None:
         """Append ``record``.
@@ -69,7 +70,20 @@ class Writer:
             OSError: The disk is full; earlier records stay readable.
         """
         data = _encoder.encode(record)
-        self._file.write(_LENGTH.pack(len(data)) + data)
+        self._write(_LENGTH.pack(len(data)) + data)
+
+    def _write(self, data: bytes) -> None:
+        left = memoryview(data)
+        try:
+            while left:
+                # A disk that becomes full takes a part without an error.
+                left = left[self._file.write(left) :]
+        except OSError:
+            # A file with a part of a record at its end is refused as a whole.
+            with contextlib.suppress(OSError):
+                self._file.truncate(self._end)
+            raise
+        self._end += len(data)
 
     def close(self) -> None:
         """Close the file."""

@@ -266,11 +266,16 @@ def _endpoint(text: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run a command and exit with 0, 1 for a runtime error, or 2 for a usage error."""
+    """Run a command and exit with 0, 1 for a runtime error, or 2 for a usage error or a lost output.
+
+    What is printed may be a verdict, of which 1 is the exit code.
+    """
     signal.signal(signal.SIGTERM, _terminate)
-    if sys.stdin is None:
-        # Closed by the caller: commands that read it find nothing in it.
-        sys.stdin = Path(os.devnull).open(encoding="utf-8")  # noqa: SIM115 - open to the end
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # Closed by the caller: else a file or a connection would get its descriptor, and uvloop
+            # aborts the process when it closes that one.
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
     try:
         code = cli.main(args=arguments, prog_name="sidestep", standalone_mode=False)
         click.echo(nl=False)  # It flushes, so that an error is not met at the interpreter's end.
@@ -284,13 +289,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.exit(130)
     except BrokenPipeError:
         sys.stderr.close()
-        sys.exit(1)
+        sys.exit(2)
     except OSError as error:
         if error.filename is not None or error.errno not in FULL:
             raise
         # The interpreter writes what is left at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        _die(f"cannot write the output: {error.strerror}", 1)
+        _die(f"cannot write the output: {error.strerror}", 2)
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -304,5 +309,6 @@ def _terminate(number: int, _frame: object) -> NoReturn:
 
 
 def _die(message: str, code: int) -> NoReturn:
-    sys.stderr.write(f"sidestep: {escape(' '.join(message.split()))}\n")
+    with contextlib.suppress(OSError):  # The exit code says it, too.
+        sys.stderr.write(f"sidestep: {escape(' '.join(message.split()))}\n")
     sys.exit(code)

@@ -33,7 +33,10 @@ class LogFile:
 
     def write(self, lines: bytes) -> None:
         """Append whole lines; they are in the file, or nothing is."""
-        if self._written and self._written + len(lines) > self._size:
+        if not os.fstat(self._file).st_nlink:
+            # It was deleted, perhaps since the disk is full; its blocks are freed once it is closed.
+            self._replace()
+        elif self._written and self._written + len(lines) > self._size:
             self._rotate()
         begin = self._written
         try:
@@ -64,6 +67,9 @@ class LogFile:
                 younger.replace(older)
         if self._files == 1:
             self._path.unlink(missing_ok=True)
+        self._replace()
+
+    def _replace(self) -> None:
         former, self._file = self._file, self._open()
         os.close(former)
 

@@ -113,10 +113,15 @@ def generate(directory: Path, name: str) -> tuple[Path, Path]:
 def _write(path: Path, key: bytes, mode: int) -> None:
     try:
         opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-        with os.fdopen(opened, "wb") as file:
-            # Undo what the umask removes and what a default ACL adds.
-            os.fchmod(opened, mode)
-            file.write(key + b"\n")
+        try:
+            with os.fdopen(opened, "wb") as file:
+                # Undo what the umask removes and what a default ACL adds.
+                os.fchmod(opened, mode)
+                file.write(key + b"\n")
+        except OSError:
+            # The next attempt would take an empty file for a key.
+            path.unlink(missing_ok=True)
+            raise
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from None
 

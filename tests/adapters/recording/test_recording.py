@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import pytest
 from benchmarks.stat_logger_calls import convert
 
+from command_line import one_line, sidestep
 from exporters import Start, until
 from pages import get
 from sidestep.app.demo import recording
+from sidestep_adapters.recording.format import Items, Writer, read
 from sidestep_adapters.recording.replay import Replay
 
 
@@ -64,3 +69,27 @@ async def test_at_real_speed_requests_end_now(start: Start) -> None:
     assert min(engines[0]["steps"]["end"]) > began
     latencies = sorted(str(one["e2e_seconds"]) for one in recorded)
     assert sorted(str(one["e2e_seconds"]) for one in now) == sorted(2 * latencies)
+
+
+def test_a_recording_on_a_disk_that_becomes_full_ends_with_a_whole_record(tmp_path: Path) -> None:
+    """The disk takes a part of the next one without an error; earlier ones stay readable."""
+    writer = Writer(tmp_path / "x.rec")
+    first = Items(0.0, "s", [])
+    writer.write(first)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200, limits[1]))
+    try:
+        with pytest.raises(OSError, match="large"):
+            writer.write(Items(0.0, "s", [msgspec.Raw(msgspec.msgpack.encode("x" * 1000))]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        writer.close()
+
+    assert [*read(tmp_path / "x.rec")] == [first]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_recording_on_a_full_disk_is_a_usage_error(tmp_path: Path) -> None:
+    """The line names the file."""
+    done = sidestep("record", "/dev/full", "--listen", f"ipc://{tmp_path}/i.ipc")
+    one_line(done, 2, "cannot write /dev/full: No space left on device")
