@@ -8,7 +8,7 @@ import math
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from sidestep.engines.dialects import DIALECTS
@@ -149,7 +149,9 @@ class Replay:
         self.steps = steps
         self.progress = Progress()
         self._round_number = secrets.randbits(32)
-        self._moved_by: int | None = None
+        self._began = 0.0
+        """First recorded Unix time of a request; 0: there is none."""
+        self._moved_by = 0
         """Seconds between the recorded Unix times and those of this round."""
         self._engines: dict[str, list[EngineInfo]] = {}
         self._records: list[Items] = []
@@ -173,6 +175,8 @@ class Replay:
             raise ConfigError(f"{path}: an item cannot be read: {error}") from None
         if any(_unfinished(item) is not None for item in items):
             self._stepping.add(record.stream)
+        for item in items:
+            self._began = self._began or next((at for *_, at in _unix_times(item)), 0.0)
 
     def run(self, *, once: bool = True, stop: threading.Event | None = None) -> None:
         """Replay once, or repeatedly until ``stop`` is set.
@@ -233,7 +237,9 @@ class Replay:
         # A recording may begin long before its first item, which is due at once.
         due, before = time.monotonic(), math.inf
         self._round_number += 1
-        self._moved_by = None
+        # By whole seconds, a front end's and a core's time of one event still are equal to the last bit. A
+        # round may be shorter than a second; its requests must not have the arrivals of the round before.
+        self._moved_by = max(int(time.time() - self._began), self._moved_by + 1)
         publishers = [*streams.values()]
         for record in self._records:
             publisher = streams.get(record.stream)
@@ -259,8 +265,8 @@ class Replay:
         if isinstance(item, RequestEvents | BlockEvents | CacheEvents | CacheLookups):
             # Each round is a new source: its request and block numbers restart.
             item.source = (item.source + self._round_number) % COUNT_LIMIT
-        if self.realtime:
-            self._move(item)
+        for part, name, at in [*_unix_times(item)] if self.realtime else ():
+            setattr(part, name, at + self._moved_by)
         if not isinstance(item, RequestEvents):
             # Request events keep the monotonic clock of their recording throughout.
             item.stamp = time.monotonic()
@@ -270,18 +276,6 @@ class Replay:
         unfinished = _unfinished(item)
         if unfinished is not None and self.steps is not None:
             self.steps.end_step(item.engine, unfinished)
-
-    def _move(self, item: Item) -> None:
-        """Move Unix times of requests to this round.
-
-        By whole seconds: a front end's and a core's then still are equal to the last bit.
-        """
-        for each in _timed(item):
-            for name in UNIX_TIMES:
-                if at := getattr(each, name, 0.0):
-                    if self._moved_by is None:
-                        self._moved_by = int(time.time() - at)
-                    setattr(each, name, at + self._moved_by)
 
     def _wait(self, done: Callable[[], bool]) -> None:
         deadline = time.monotonic() + self.connect_timeout
@@ -317,13 +311,17 @@ def _unfinished(item: Item) -> int | None:
     return None
 
 
-def _timed(item: Item) -> Sequence[object]:
-    """Return the parts of an item that have Unix times of requests."""
+def _unix_times(item: Item) -> Iterator[tuple[object, str, float]]:
+    """Yield the parts of an item that have Unix times of requests, the times' names, and the times."""
+    parts: Sequence[object] = ()
     match item:
         case RequestEvents():
-            return [item, *item.events]
+            parts = [item, *item.events]
         case SglangRequests():
-            return item.ended
+            parts = item.ended
         case VllmStep():
-            return [item.front_end]
-    return ()
+            parts = [item.front_end]
+    for part in parts:
+        for name in UNIX_TIMES:
+            if at := getattr(part, name, 0.0):
+                yield part, name, at
