@@ -19,7 +19,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, TypeVar, final
@@ -156,7 +156,7 @@ VLLM = {
 GAP = 0.005
 """Seconds between two calls, as between two steps of an engine."""
 PROCESSES, ROUNDS = 3, 3
-"""Processes of each mode whose costs are compared, and measurements of each case in a process."""
+"""Processes of each mode, and measurements of each case in a process."""
 FLUSHED = 0.3
 """Seconds within which a publisher sends all that was recorded."""
 
@@ -241,11 +241,10 @@ def costs_in_turns(
     *,
     quick: bool,
 ) -> dict[tuple[Case, str], Answer]:
-    """Measure cases in all modes, in turns, and return the costs by case and mode.
+    """Measure cases in all modes, in turns, and return the least costs by case and mode.
 
-    Of a process, the least of its rounds counts, since what else runs on the machine only adds. Of a
-    mode, the median of its processes counts: two of the same code differ by a third where steps are
-    small.
+    What else runs on the machine only adds. So does a process's luck with its memory: two of the same
+    code differ by a third where steps are small, in all their rounds.
 
     Args:
         kind: A dataclass of numbers.
@@ -254,24 +253,15 @@ def costs_in_turns(
         start: Starts the process of a mode, given the exporter's endpoint.
         quick: Whether one process of each mode is enough.
     """
-    found: dict[tuple[Case, str], list[Answer]] = {}
+    found: dict[tuple[Case, str], list[Any]] = {}
     for _ in range(1 if quick else PROCESSES):
         with ExporterProcess() as exporter, contextlib.ExitStack() as stack:
             workers = {mode: start(mode, exporter.endpoint, stack) for mode in modes}
-            answers: dict[tuple[Case, str], list[Answer]] = {}
             for case in [*measured] * ROUNDS:
                 for mode, worker in workers.items():
-                    answers.setdefault((case, mode), []).append(worker.ask(case, kind))
-        for key, costs in answers.items():
-            found.setdefault(key, []).append(_each(kind, min, costs))
-    return {key: _each(kind, statistics.median, costs) for key, costs in found.items()}
-
-
-def _each(
-    kind: Callable[..., Answer], choose: Callable[..., float], costs: Iterable[Any]
-) -> Answer:
-    """Return a cost of which each number is chosen from those of ``costs``."""
-    return kind(*map(choose, zip(*map(dataclasses.astuple, costs), strict=True)))
+                    cost: Any = worker.ask(case, kind)
+                    found.setdefault((case, mode), []).append(dataclasses.astuple(cost))
+    return {key: kind(*map(min, zip(*costs, strict=True))) for key, costs in found.items()}
 
 
 def own_output() -> IO[str]:
