@@ -139,7 +139,8 @@ async def test_a_wall_clock_that_is_set_changes_nothing(
     async with process(tmp_path) as (_, url):
         await replay(f"ipc://{tmp_path}/i.ipc", "core_aborts")
         (before,) = await answer(url)
-        (tmp_path / "ahead").write_text("3600")
+        (tmp_path / "new").write_text("3600")
+        (tmp_path / "new").replace(tmp_path / "ahead")
         (after,) = await answer(url, "?minutes=9")
 
     assert len(before["steps"]["end"]) == 2338

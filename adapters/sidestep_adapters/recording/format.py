@@ -82,6 +82,7 @@ class Writer:
             # A file with a part of a record at its end is refused as a whole.
             with contextlib.suppress(OSError):
                 self._file.truncate(self._end)
+                self._file.seek(self._end)
             raise
         self._end += len(data)
 

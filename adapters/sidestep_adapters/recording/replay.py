@@ -207,7 +207,7 @@ class Replay:
     def fill(self, seconds: float) -> None:
         """Set the pace at which a round takes so many seconds, although its longest pauses are shortened.
 
-        With all pauses at their longest it must take longer.
+        With all pauses at their longest it must take longer. Times of requests keep the recorded pace.
         """
         times = [record.at for record in self._records]
         gaps = [max(after - before, 0.0) for before, after in itertools.pairwise(times)]

@@ -140,7 +140,7 @@ class FrontEndRequests(abc.ABC):
         numbers: Numbers of the unfinished requests by name; the event loop changes them.
         takes_outputs: Whether outputs without anything special are needed.
         records: Functions that apply what was recorded, and their arguments.
-        dropped: Records dropped so far because too many waited.
+        dropped: Records dropped so far, because too many waited or one could not be used.
     """
 
     takes_outputs = False

@@ -45,7 +45,7 @@ class BlockTap:
         self._set_rate(0.0)
 
     def __getattr__(self, name: str) -> Any:
-        # An attribute that is missing would raise in the engine's core, and end it.
+        # A missing attribute would end the engine's core.
         return getattr(self._replaced, name)
 
     def on_block_allocated(self, block: Any) -> None:
@@ -106,7 +106,7 @@ class BlockTap:
 
 
 def unused_collector(module: Any) -> Any:
-    """Return a collector of block pools as ``module`` has them, to which nothing is reported.
+    """Return a collector of block pools as ``module`` has them, which receives no events.
 
     Raises:
         AttributeError: There is no such class.

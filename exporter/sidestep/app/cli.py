@@ -266,9 +266,9 @@ def _endpoint(text: str) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run a command and exit with 0, 1 for a runtime error, or 2 for a usage error or a lost output.
+    """Run a command and exit with 0, 1 for a runtime error, or 2 for a usage error or a full disk.
 
-    What is printed may be a verdict, of which 1 is the exit code.
+    A reader that ends early, as of ``| head``, is no full disk: the exit code is 1, as click has it.
     """
     signal.signal(signal.SIGTERM, _terminate)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
@@ -289,7 +289,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.exit(130)
     except BrokenPipeError:
         sys.stderr.close()
-        sys.exit(2)
+        sys.exit(1)
     except OSError as error:
         if error.filename is not None or error.errno not in FULL:
             raise

@@ -188,10 +188,10 @@ class OwnChecks:
                 )
 
     def _cores(self) -> Iterator[Finding]:
-        """Yield findings on engines whose front ends leave most metrics to a core that is not there."""
+        """Yield findings on engines whose front ends leave most metrics to a core that is not here."""
         for engine in self._registry.engines.values():
             is_tapped = ENGINE_CORE in engine.description.features and engine.feeds.front_ends
-            # A core always describes its cache.
+            # A core describes its cache as soon as it connects.
             if engine.is_up and is_tapped and not engine.description.core_info:
                 yield codes.NO_CORE.on(f"engine {engine.id}", "only its front end has connected")
 

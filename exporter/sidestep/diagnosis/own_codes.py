@@ -148,10 +148,11 @@ MISSING_FIELDS = Code("SD138", "error", "An engine's release lacks fields that m
     "The release has renamed or removed fields of its statistics; metrics that need them have no"
     " samples. The engine's log names them.",
     "Install a release of sidestep that names the engine's release as supported.")
-NO_CORE = Code("SD146", "error", "An engine's core sends nothing",
-    "The front end leaves most metrics to a tap in the core, which has not connected: they stay at 0.",
+NO_CORE = Code("SD146", "warning", "An engine's core has not connected",
+    "The front end leaves most metrics to a tap in the core: they stay at 0. The core's tap could"
+    " not start, or it sends to another exporter.",
     "Look for sidestep in the core's log; give the core the front end's SIDESTEP_ENDPOINT and"
-    " SIDESTEP_NAMESPACE.")
+    " SIDESTEP_NAMESPACE, or sum over both exporters.")
 NO_PEER = Code("SD144", "warning", "A prefill or decode engine has no peer",
     "A model has engines for prefill and none that decodes at this exporter, or the reverse. The"
     " others are down, or send to another exporter: sums over this one are those of half a service.",

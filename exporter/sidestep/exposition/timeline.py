@@ -94,10 +94,11 @@ class Timelines:
         now = time.monotonic()
         offset = time.time() - now
         copies = []
-        engines = [*self._intake.registry.engines.values()]
+        known = self._intake.registry.engines.values()
+        engines = [each for each in known if not each.layout.tables.is_part(each.labels)]
         names = distinct_names(engines)
         for engine in engines:
-            if identity in (None, engine.id) and not engine.layout.tables.is_part(engine.labels):
+            if identity in (None, engine.id):
                 found = self._copy(engine, names[engine.id], now - 60 * minutes)
                 copies.append(_slowest(found, slowest) if slowest else found)
                 # A copy takes up to some milliseconds: other tasks run in between.

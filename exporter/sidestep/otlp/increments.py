@@ -73,7 +73,8 @@ class Increments:
             self._sent[key] = Total(one.value, one.start, stamp)
             self._read.add(key)
             if known is not None:
-                # A restart, or another engine, makes the start an earlier one if the clock was set back.
+                # Where the clock was set back, a restart, or another engine in a sum, makes the start an
+                # earlier one, although the total continues.
                 value = difference(one.value, known.value) if one.start <= known.start else None
                 if value is None:
                     # Counting began again.

@@ -87,8 +87,8 @@ class MetricSender:
 
     async def push(self) -> bool:
         """Send the present state of all families; return whether all of it was accepted."""
-        # Receivers refuse a whole request if the time of a series decreases; or if it is in the future, as it
-        # may have been before the clock was corrected.
+        # Receivers refuse a whole request if the time of a series decreases. They may also refuse a time in
+        # the future, which a wrong clock gives: only a time that was accepted is a lower limit of the next.
         stamp = max(self._wall(), self._stamp + 1)
         families = await self._families.copy()
         await self._families.copier.settled()

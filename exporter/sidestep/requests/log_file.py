@@ -36,7 +36,7 @@ class LogFile:
         if not os.fstat(self._file).st_nlink:
             # It was deleted, perhaps since the disk is full; its blocks are freed once it is closed.
             self._replace()
-        elif self._written and self._written + len(lines) > self._size:
+        if self._written and self._written + len(lines) > self._size:
             self._rotate()
         begin = self._written
         try:

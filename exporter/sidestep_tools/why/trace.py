@@ -22,6 +22,8 @@ from sidestep_tools.why.timeline import (
 
 STEPS, LIMITS, REQUESTS = 1, 2, 10
 """Numbers of the tracks; the first of the requests' tracks."""
+REPLAYED = 10.0
+"""Seconds by which times go back where a recording is replayed again."""
 Event = dict[str, Any]
 
 
@@ -55,8 +57,21 @@ def _slice(tid: int, name: str, start: int, end: int, **args: object) -> Event:
 
 
 def _events(engine: EngineTimeline, limits: Sequence[str]) -> Iterator[Event]:
-    yield from _step_events([*steps_of(engine, limits)])
-    yield from _request_events(engine.requests)
+    steps = [*steps_of(engine, limits)]
+    first = _last_round([step.end for step in steps])
+    yield from _step_events(steps[first:])
+    first = _last_round([record.time.timestamp() for record in engine.requests])
+    yield from _request_events(engine.requests[first:])
+
+
+def _last_round(times: Sequence[float]) -> int:
+    """Return the index after which times only grow: a recording that is replayed again has its own times."""
+    last, latest = 0, float("-inf")
+    for index, time in enumerate(times):
+        if time < latest - REPLAYED:
+            last, latest = index, time
+        latest = max(latest, time)
+    return last
 
 
 def _step_events(steps: Sequence[Step]) -> Iterator[Event]:

@@ -34,7 +34,7 @@ async def test_a_plugin_that_cannot_start_shows_no_engine(
             before = set(threading.enumerate())
             ours.stat_logger(config(), [0])
             for thread in set(threading.enumerate()) - before:
-                await asyncio.to_thread(thread.join)
+                await asyncio.to_thread(thread.join, 30.0)
             # The core's goodbye follows whatever the front end has sent.
             scheduler = ours.scheduler(config())
             core = scheduler._core.publisher

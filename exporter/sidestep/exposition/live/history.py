@@ -117,7 +117,7 @@ class TotalHistory(SampleHistory):
     def add(self, now: float, gauges: Numbers, added: Increase, *, has_engines: bool) -> None:
         """Add a sample of the gauges of all engines, and of what they have ``added`` since the last one.
 
-        If that is known of none of the engines that there are, the totals compare with none before.
+        If no engine's increase is known, as while a backlog arrives, rates begin anew at this sample.
         """
         counters, bounds, counts = added.counters, added.bounds, added.counts
         caught_up_at = 0.0
