@@ -32,6 +32,7 @@ class BlockTap:
         resample: Set by another thread after events were dropped: sample other blocks.
     """
 
+    # A copy that is being made has no attribute yet: __getattr__ would look for it without end.
     _replaced: Any = None
 
     def __init__(self, push: Callable[[BlockEvents], None], replaced: Any = None) -> None:
