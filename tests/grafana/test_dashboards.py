@@ -184,6 +184,19 @@ def test_panels_without_a_time_axis_show_the_present(path: Path) -> None:
 
 
 @every_board
+def test_engines_of_one_exporter_are_apart(path: Path) -> None:
+    """Two models on a host, and two replicas of a model, have equal values of ``engine``.
+
+    Only the information on caches has no model.
+    """
+    for asked in queries(path):
+        for by in re.findall(r" by \(([^()]*)\)", asked.expr):
+            labels = {*by.split(", ")}
+            if "engine" in labels and "vllm:cache_config_info" not in asked.expr:
+                assert {"model_name", "origin"} <= labels, asked
+
+
+@every_board
 def test_rates_are_over_the_rate_interval(path: Path) -> None:
     """Rates use ``$__rate_interval``, which fits scrape interval and resolution."""
     for asked in queries(path):

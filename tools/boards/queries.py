@@ -26,7 +26,13 @@ PLACE_NAME = " ".join(f"{{{{{label}}}}}" for label in PLACE)
 """Legend of a place; labels that do not exist are left out."""
 TARGET_LABELS = ("cluster", "namespace", "pod", "job", "instance")
 """Labels that every selector matches; one that does not exist matches *All*."""
-REPLICA = (*PLACE, "job", "origin", "model_name", "engine", "dp_rank")
+ENGINE = (*PLACE, "model_name", "engine", "origin")
+"""Labels of an engine; the last only where an exporter has two with equal others, as replicas have."""
+ENGINE_NAME = f"{{{{model_name}}}} engine {{{{engine}}}} {{{{origin}}}} {PLACE_NAME}"
+RANK = (*PLACE, "model_name", "dp_rank", "origin")
+"""Labels of a data-parallel rank of SGLang."""
+RANK_NAME = f"{{{{model_name}}}} {{{{dp_rank}}}} {{{{origin}}}} {PLACE_NAME}"
+REPLICA = (*ENGINE, "job", "dp_rank")
 """Labels that distinguish schedulers."""
 RUNNING = (
     "vllm:num_requests_running",
