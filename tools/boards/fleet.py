@@ -316,9 +316,9 @@ EACH = Panel(
         "origin": "Origin",
         "Value #A": "Up",
         "Value #B": "Restarts/s",
-        "Value #C": "Last message",
+        "Value #C": "Last item",
     },
-    units={"Last message": "s"},
+    units={"Last item": "s"},
     links=(*OF_ENGINE, LivePage()),
 )
 
