@@ -117,8 +117,9 @@ groups:
             idle engines.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceModelAbsent.md
           dashboard_url: "https://grafana.example/d/sidestep-fleet?var-model_name={{ $labels.model_name | urlquery }}"
+      # Without --state.dir an exporter's own restart is a change of the counter, too.
       - alert: InferenceEngineRestarting
-        expr: changes(sidestep_engine_restarts_total[1h]) >= 3
+        expr: changes(sidestep_engine_restarts_total[1h]) - resets(sidestep_engine_restarts_total[1h]) >= 3
         labels: {severity: warning}
         annotations:
           summary: "{{ $labels.instance }}: engine {{ $labels.engine }} of {{ $labels.model_name }} came back as a new process {{ $value }} times in an hour"
