@@ -326,6 +326,22 @@ def test_gpus_are_those_of_the_engines_pods(
     assert_query(tmp_path, series, expr, wanted)
 
 
+@needs_promtool
+def test_engines_without_the_bound_count_neither_way(tmp_path: Path) -> None:
+    """An engine of another release, or with fewer buckets, makes the share of the others no smaller."""
+    expr = next(
+        filled(asked.expr)
+        for asked in queries(GRAFANA / "latency.json")
+        if asked.panel == "TTFT within $ttft s"
+    )
+    name = "vllm:time_to_first_token_seconds"
+    series = {f'{name}_count{{engine="{engine}",model_name="m"}}': "0+10x10" for engine in "01"}
+    for engine, bound in enumerate(("1.0", "2.5")):
+        series[f'{name}_bucket{{engine="{engine}",model_name="m",le="{bound}"}}'] = "0+9x10"
+
+    assert_query(tmp_path, series, expr, {"{}": 0.9})
+
+
 def test_the_fleet_lists_its_alerts() -> None:
     """The alert list shows firing and pending alerts of engines, which the rules have."""
     (listed,) = (p for p in dashboard(GRAFANA / "fleet.json")["panels"] if p["type"] == "alertlist")

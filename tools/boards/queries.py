@@ -180,11 +180,18 @@ class Histogram:
         return f"{rate(self._sum)} or histogram_sum({grouped('sum', '', self._native)})"
 
     def within(self, bound: str, by: By = "") -> str:
-        """Return the share of observations up to ``bound``, one of the classic bounds."""
+        """Return the share of observations up to ``bound``, one of the classic bounds.
+
+        Series without that bound, such as those of another release, count neither way.
+        """
         scope, name, matched = self._at
-        below = rate(scope(f"{name}_bucket", le=bound, **matched), by)
+        below = f"rate({scope(f'{name}_bucket', le=bound, **matched)}{WINDOW})"
+        judged = f"rate({self._count}{WINDOW}) and ignoring (le) {below}"
         native = grouped("sum", by, self._native)
-        return f"{ratio(below, rate(self._count, by))} or histogram_fraction(0, {bound}, {native})"
+        return (
+            f"{ratio(grouped('sum', by, below), grouped('sum', by, judged))}"
+            f" or histogram_fraction(0, {bound}, {native})"
+        )
 
     def observed_within(self, bound: str) -> str:
         """Return observations per second up to ``bound``, one of the classic bounds."""
