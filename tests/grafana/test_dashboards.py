@@ -205,13 +205,13 @@ def test_rates_are_over_the_rate_interval(path: Path) -> None:
 
 @every_board
 def test_counters_are_rated_and_added_up(path: Path) -> None:
-    """Counters are shown as rates, summed over series, or as changes."""
+    """Counters are shown as rates, summed over series, or as increases."""
     for asked in queries(path):
         for name in COUNTERS & families(asked.expr):
             for found in re.finditer(rf"(?<![\w:]){name}(?=[{{\"|])", asked.expr):
                 before = asked.expr[: found.start()]
                 rated = re.search(
-                    r"(?:sum|max)(?: (?:by|without) \([^()]*\))? \((?:rate|changes)\([^()]*$",
+                    r"(?:sum|max)(?: (?:by|without) \([^()]*\))? \((?:rate|increase)\([^()]*$",
                     before,
                 )
                 assert rated, (name, asked)
@@ -361,6 +361,8 @@ EVENTS = {
         {
             f'sidestep_engine_restarts_total{{{ENGINES},engine="0"}}': "0x3 1x1",
             f'sidestep_engine_restarts_total{{{ENGINES},engine="1"}}': "0x9",
+            # The exporter restarted without a state directory.
+            f'sidestep_engine_restarts_total{{{ENGINES},engine="2"}}': "2x2 0x9",
         },
         '{instance="i",pod="p",model_name="m",engine="0"}',
         1.0,
@@ -372,7 +374,10 @@ EVENTS = {
         7.0,
     ),
     "Counter reset": (
-        {'sidestep_triton_resets_total{job="j",instance="i",model="m",version="1"}': "0x2 1x2"},
+        {
+            'sidestep_triton_resets_total{job="j",instance="i",model="m",version="1"}': "0x2 1x2",
+            'sidestep_triton_resets_total{job="j",instance="i",model="m",version="2"}': "2x2 0x2",
+        },
         '{model="m",version="1"}',
         1.0,
     ),

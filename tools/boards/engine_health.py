@@ -8,7 +8,7 @@ from tools.boards import reasons
 from tools.boards.colors import STATES
 from tools.boards.dashboard import Annotation, Row
 from tools.boards.panels import DrillDown, LivePage, Panel, Query
-from tools.boards.queries import ENGINE, ENGINE_NAME, WINDOW, Scope, changed, grouped, most, total
+from tools.boards.queries import ENGINE, ENGINE_NAME, WINDOW, Scope, grouped, grown, most, total
 from tools.boards.shapes import lines
 
 STATE = "sidestep_engine_state"
@@ -21,7 +21,7 @@ ENGINES = (
 
 def engine_events(of: Scope, **matched: str) -> Sequence[Annotation]:
     """Return the restarts and stalls of the engines that ``of`` selects and whose labels match."""
-    restarts = changed(of("sidestep_engine_restarts_total", **matched), ENGINE)
+    restarts = grown(of("sidestep_engine_restarts_total", **matched), ENGINE)
     # A stall can be shorter than the step of the query.
     stalls = f"max_over_time({of('sidestep_engine_stalled_seconds', **matched)}{WINDOW})"
     return (

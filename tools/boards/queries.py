@@ -114,6 +114,11 @@ def changed(selector: str, by: By = "") -> str:
     return f"{grouped('max', by, f'changes({selector}{WINDOW})')} > 0"
 
 
+def grown(selector: str, by: By = "") -> str:
+    """Return by how much counters grew, without a sample where they did not or only began again."""
+    return f"{grouped('max', by, f'increase({selector}{WINDOW})')} > 0"
+
+
 def once(expr: str, by: By = "") -> str:
     """Return a sum in which the ranks of an SGLang replica, which report the same, count once."""
     return grouped("sum", by, _one_rank(expr))
