@@ -174,6 +174,29 @@ def test_a_text_names_the_tap_alone_where_nothing_else_sends_the_metrics(path: P
 
 
 @every_board
+def test_panels_without_a_time_axis_show_the_present(path: Path) -> None:
+    """Over a range, Grafana takes the last value in it: that of an engine that left an hour ago."""
+    kinds = {"timeseries": False, "heatmap": False, "state-timeline": False}
+    for panel in panels(dashboard(path)):
+        instant = kinds.get(panel["type"], True)
+        asked = {(target["instant"], target["range"]) for target in panel["targets"]}
+        assert asked == {(instant, not instant)}, panel["title"]
+
+
+@every_board
+def test_engines_of_one_exporter_are_apart(path: Path) -> None:
+    """Two models on a host, and two replicas of a model, have equal values of ``engine``.
+
+    Only the information on caches has no model.
+    """
+    for asked in queries(path):
+        for by in re.findall(r" by \(([^()]*)\)", asked.expr):
+            labels = {*by.split(", ")}
+            if "engine" in labels and "vllm:cache_config_info" not in asked.expr:
+                assert {"model_name", "origin"} <= labels, asked
+
+
+@every_board
 def test_rates_are_over_the_rate_interval(path: Path) -> None:
     """Rates use ``$__rate_interval``, which fits scrape interval and resolution."""
     for asked in queries(path):
@@ -182,13 +205,13 @@ def test_rates_are_over_the_rate_interval(path: Path) -> None:
 
 @every_board
 def test_counters_are_rated_and_added_up(path: Path) -> None:
-    """Counters are shown as rates, summed over series, or as changes."""
+    """Counters are shown as rates, summed over series, or as increases."""
     for asked in queries(path):
         for name in COUNTERS & families(asked.expr):
             for found in re.finditer(rf"(?<![\w:]){name}(?=[{{\"|])", asked.expr):
                 before = asked.expr[: found.start()]
                 rated = re.search(
-                    r"(?:sum|max)(?: (?:by|without) \([^()]*\))? \((?:rate|changes)\([^()]*$",
+                    r"(?:sum|max)(?: (?:by|without) \([^()]*\))? \((?:rate|increase)\([^()]*$",
                     before,
                 )
                 assert rated, (name, asked)
@@ -303,6 +326,22 @@ def test_gpus_are_those_of_the_engines_pods(
     assert_query(tmp_path, series, expr, wanted)
 
 
+@needs_promtool
+def test_engines_without_the_bound_count_neither_way(tmp_path: Path) -> None:
+    """An engine of another release, or with fewer buckets, makes the share of the others no smaller."""
+    expr = next(
+        filled(asked.expr)
+        for asked in queries(GRAFANA / "latency.json")
+        if asked.panel == "TTFT within $ttft s"
+    )
+    name = "vllm:time_to_first_token_seconds"
+    series = {f'{name}_count{{engine="{engine}",model_name="m"}}': "0+10x10" for engine in "01"}
+    for engine, bound in enumerate(("1.0", "2.5")):
+        series[f'{name}_bucket{{engine="{engine}",model_name="m",le="{bound}"}}'] = "0+9x10"
+
+    assert_query(tmp_path, series, expr, {"{}": 0.9})
+
+
 def test_the_fleet_lists_its_alerts() -> None:
     """The alert list shows firing and pending alerts of engines, which the rules have."""
     (listed,) = (p for p in dashboard(GRAFANA / "fleet.json")["panels"] if p["type"] == "alertlist")
@@ -322,6 +361,8 @@ EVENTS = {
         {
             f'sidestep_engine_restarts_total{{{ENGINES},engine="0"}}': "0x3 1x1",
             f'sidestep_engine_restarts_total{{{ENGINES},engine="1"}}': "0x9",
+            # The exporter restarted without a state directory.
+            f'sidestep_engine_restarts_total{{{ENGINES},engine="2"}}': "2x2 0x9",
         },
         '{instance="i",pod="p",model_name="m",engine="0"}',
         1.0,
@@ -333,7 +374,10 @@ EVENTS = {
         7.0,
     ),
     "Counter reset": (
-        {'sidestep_triton_resets_total{job="j",instance="i",model="m",version="1"}': "0x2 1x2"},
+        {
+            'sidestep_triton_resets_total{job="j",instance="i",model="m",version="1"}': "0x2 1x2",
+            'sidestep_triton_resets_total{job="j",instance="i",model="m",version="2"}': "2x2 0x2",
+        },
         '{model="m",version="1"}',
         1.0,
     ),

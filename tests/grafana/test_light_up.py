@@ -197,12 +197,13 @@ def test_every_panel_has_data(scraped: Scraped, version: str, path: Path) -> Non
 def test_series_have_the_labels_of_their_legends(
     scraped: Scraped, version: str, path: Path
 ) -> None:
-    """Only servers with data-parallel ranks have ``dp_rank``."""
+    """Only servers with data-parallel ranks have ``dp_rank``, and only replicas ``origin``."""
     server = scraped.servers[version]
     nameless = []
     for panel in panels(dashboard(path)):
         for target in panel["targets"]:
-            legends = {*re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])} - {"dp_rank"}
+            legends = {*re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])}
+            legends -= {"dp_rank", "origin"}
             if not legends:
                 continue
             expr = filled(target["expr"], __rate_interval=WINDOW, job="sidestep")

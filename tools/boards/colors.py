@@ -15,7 +15,7 @@ STATES: Mapping[str, str] = {
     "unreachable": "#8e1020",
     "stalled": RED,
 }
-"""Of engines; of several with equal labels, a timeline shows the state that is last here."""
+"""Of engines, in the order of their numbers in a timeline."""
 SERVERS: Mapping[str, str] = {
     "up": STATES["ok"],
     "stale": STATES["slow"],

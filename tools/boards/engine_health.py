@@ -8,7 +8,7 @@ from tools.boards import reasons
 from tools.boards.colors import STATES
 from tools.boards.dashboard import Annotation, Row
 from tools.boards.panels import DrillDown, LivePage, Panel, Query
-from tools.boards.queries import PLACE, PLACE_NAME, WINDOW, Scope, changed, grouped, most, total
+from tools.boards.queries import ENGINE, ENGINE_NAME, WINDOW, Scope, grouped, grown, most, total
 from tools.boards.shapes import lines
 
 STATE = "sidestep_engine_state"
@@ -17,21 +17,19 @@ ENGINES = (
     " of SGLang, each server that is polled."
 )
 """Meaning of the number of engines, the same on all dashboards."""
-EACH = (*PLACE, "model_name", "engine")
-NAME = f"{{{{model_name}}}} engine {{{{engine}}}} {PLACE_NAME}"
 
 
 def engine_events(of: Scope, **matched: str) -> Sequence[Annotation]:
     """Return the restarts and stalls of the engines that ``of`` selects and whose labels match."""
-    restarts = changed(of("sidestep_engine_restarts_total", **matched), EACH)
+    restarts = grown(of("sidestep_engine_restarts_total", **matched), ENGINE)
     # A stall can be shorter than the step of the query.
     stalls = f"max_over_time({of('sidestep_engine_stalled_seconds', **matched)}{WINDOW})"
     return (
-        Annotation("Engine restarted", restarts, NAME, "blue"),
+        Annotation("Engine restarted", restarts, ENGINE_NAME, "blue"),
         Annotation(
             "Engine stalled",
-            f"{grouped('max', (*EACH, 'reason'), stalls)} > 0",
-            f"{{{{reason}}}} {NAME}",
+            f"{grouped('max', (*ENGINE, 'reason'), stalls)} > 0",
+            f"{{{{reason}}}} {ENGINE_NAME}",
             "red",
         ),
     )
@@ -58,7 +56,7 @@ def engine_health(of: Scope, links: Sequence[DrillDown], **matched: str) -> Row:
                 empty=reasons.STATES,
                 kind="state-timeline",
                 width=24,
-                queries=[Query(grouped("max", EACH, states), NAME)],
+                queries=[Query(grouped("max", ENGINE, states), ENGINE_NAME)],
                 states=STATES,
                 links=[*links, LivePage()],
             ),
@@ -79,8 +77,8 @@ def engine_health(of: Scope, links: Sequence[DrillDown], **matched: str) -> Row:
                 ),
                 reasons.NOT_STALLED,
                 Query(
-                    most(of("sidestep_engine_stalled_seconds", **matched), (*EACH, "reason")),
-                    f"{{{{reason}}}} {NAME}",
+                    most(of("sidestep_engine_stalled_seconds", **matched), (*ENGINE, "reason")),
+                    f"{{{{reason}}}} {ENGINE_NAME}",
                 ),
                 unit="s",
                 width=6,
@@ -89,7 +87,7 @@ def engine_health(of: Scope, links: Sequence[DrillDown], **matched: str) -> Row:
                 "Step age",
                 "Seconds since the oldest open step of an engine began; 0 between steps.",
                 reasons.PROGRESS,
-                Query(most(of("sidestep_engine_step_age_seconds", **matched), EACH), NAME),
+                Query(most(of("sidestep_engine_step_age_seconds", **matched), ENGINE), ENGINE_NAME),
                 unit="s",
                 width=6,
             ),
@@ -97,7 +95,9 @@ def engine_health(of: Scope, links: Sequence[DrillDown], **matched: str) -> Row:
                 "Unfinished requests",
                 "Requests that an engine has accepted and not finished.",
                 reasons.PROGRESS,
-                Query(total(of("sidestep_engine_unfinished_requests", **matched), EACH), NAME),
+                Query(
+                    total(of("sidestep_engine_unfinished_requests", **matched), ENGINE), ENGINE_NAME
+                ),
                 width=6,
             ),
         ),

@@ -8,7 +8,7 @@ from tools.boards.engine_health import ENGINES, engine_events, engine_health
 from tools.boards.gpu import gpus
 from tools.boards.panels import AlertList, DrillDown, LivePage, Panel, Query
 from tools.boards.queries import (
-    PLACE,
+    ENGINE,
     PLACE_COLUMNS,
     RUNNING,
     WAITING,
@@ -297,7 +297,6 @@ CAPACITY = (
     ),
 )
 
-ONE = (*PLACE, "model_name", "engine")
 EACH = Panel(
     title="Engines by exporter",
     says=ENGINES,
@@ -306,19 +305,20 @@ EACH = Panel(
     width=24,
     height=10,
     queries=[
-        Query(most(of("sidestep_engine_up"), ONE)),
-        Query(rate(of("sidestep_engine_restarts_total"), ONE)),
-        Query(f"time() - {most(of('sidestep_engine_last_seen_timestamp_seconds'), ONE)}"),
+        Query(most(of("sidestep_engine_up"), ENGINE)),
+        Query(rate(of("sidestep_engine_restarts_total"), ENGINE)),
+        Query(f"time() - {most(of('sidestep_engine_last_seen_timestamp_seconds'), ENGINE)}"),
     ],
     columns={
         **PLACE_COLUMNS,
         "model_name": "Model",
         "engine": "Engine",
+        "origin": "Origin",
         "Value #A": "Up",
         "Value #B": "Restarts/s",
-        "Value #C": "Last message",
+        "Value #C": "Last item",
     },
-    units={"Last message": "s"},
+    units={"Last item": "s"},
     links=(*OF_ENGINE, LivePage()),
 )
 

@@ -7,8 +7,11 @@ from tools.boards.dashboard import TARGET, Dashboard, Row, Variable
 from tools.boards.engine_health import engine_events
 from tools.boards.panels import Query, Text
 from tools.boards.queries import (
-    PLACE,
+    ENGINE,
+    ENGINE_NAME,
     PLACE_NAME,
+    RANK,
+    RANK_NAME,
     Histogram,
     Scope,
     mean,
@@ -24,10 +27,6 @@ from tools.boards.shapes import TOKENS, heat, lines, quantiles, tile
 of = Scope("model_name", "engine")
 sglang = Scope("model_name")
 radix = Scope()
-EACH = (*PLACE, "engine")
-NAME = f"{PLACE_NAME} engine {{{{engine}}}}"
-RANK = (*PLACE, "dp_rank")
-RANK_NAME = f"{PLACE_NAME} {{{{dp_rank}}}}"
 
 LIFETIME = Histogram(of, "vllm:kv_block_lifetime_seconds")
 IDLE = Histogram(of, "vllm:kv_block_idle_before_evict_seconds")
@@ -113,7 +112,7 @@ USAGE = (
         "KV cache usage",
         "Share of the KV cache in use. Cached blocks that no request uses count as free.",
         reasons.ENGINES,
-        Query(most(of("vllm:kv_cache_usage_perc"), EACH), f"vLLM {NAME}"),
+        Query(most(of("vllm:kv_cache_usage_perc"), ENGINE), f"vLLM {ENGINE_NAME}"),
         Query(most(sglang("sglang:token_usage"), RANK), f"SGLang {RANK_NAME}"),
         unit="percentunit",
         most=1,
@@ -126,8 +125,8 @@ USAGE = (
         ),
         reasons.NO_TRAFFIC,
         Query(
-            hit_rate("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total", EACH),
-            f"vLLM {NAME}",
+            hit_rate("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total", ENGINE),
+            f"vLLM {ENGINE_NAME}",
         ),
         Query(
             hit_rate(
@@ -147,7 +146,7 @@ USAGE = (
         "Preemptions",
         "Preempted requests per second; SGLang calls them retracted.",
         reasons.ENGINES,
-        Query(rate(of("vllm:num_preemptions_total"), EACH), f"vLLM {NAME}"),
+        Query(rate(of("vllm:num_preemptions_total"), ENGINE), f"vLLM {ENGINE_NAME}"),
         Query(
             once_rate(sglang("sglang:num_retracted_requests_total"), RANK),
             f"SGLang {RANK_NAME}",
@@ -182,8 +181,11 @@ USAGE = (
         "Token slots freed by eviction, per second.",
         reasons.SGLANG,
         Query(
-            rate(radix("sglang:evicted_tokens_total", tp_rank="0", pp_rank="0"), RANK),
-            RANK_NAME,
+            rate(
+                radix("sglang:evicted_tokens_total", tp_rank="0", pp_rank="0"),
+                RANK,
+            ),
+            f"{PLACE_NAME} {{{{dp_rank}}}} {{{{origin}}}}",
         ),
         unit=TOKENS,
     ),
@@ -244,9 +246,9 @@ OTHER_SIZES = (
         ),
         reasons.LOOKUPS,
         Query(
-            f"{mean(of('sidestep_kv_whatif_hit_ratio_per_gib'), EACH)}"
-            f" * {rate(of('vllm:prefix_cache_queries_total'), EACH)}",
-            NAME,
+            f"{mean(of('sidestep_kv_whatif_hit_ratio_per_gib'), ENGINE)}"
+            f" * {rate(of('vllm:prefix_cache_queries_total'), ENGINE)}",
+            ENGINE_NAME,
         ),
         unit=TOKENS,
     ),
@@ -272,8 +274,8 @@ OTHER_SIZES = (
             "blocks that were used within the last half-life (--kv.curve-half-life)."
         ),
         reasons.LOOKUPS,
-        Query(total(of("sidestep_kv_whatif_sufficient_blocks"), EACH), f"enough {NAME}"),
-        Query(total(of("sidestep_kv_working_set_blocks"), EACH), f"used {NAME}"),
+        Query(total(of("sidestep_kv_whatif_sufficient_blocks"), ENGINE), f"enough {ENGINE_NAME}"),
+        Query(total(of("sidestep_kv_working_set_blocks"), ENGINE), f"used {ENGINE_NAME}"),
     ),
     heat(
         "Time since missed blocks were used",
@@ -378,16 +380,16 @@ CACHE_EVENTS = (
         ),
         reasons.KV_EVENTS,
         Query(
-            total(of("sidestep_kv_cache_resident_blocks"), (*EACH, "medium")),
-            f"{NAME} {{{{medium}}}}",
+            total(of("sidestep_kv_cache_resident_blocks"), (*ENGINE, "medium")),
+            f"{ENGINE_NAME} {{{{medium}}}}",
         ),
     ),
     lines(
         "Sampling",
         "Share of blocks whose lifetimes are tracked (--kv.sample-rate).",
         reasons.KV_METRICS,
-        Query(most(of("sidestep_kv_sample_ratio"), EACH), f"allocated {NAME}"),
-        Query(most(of("sidestep_kv_cached_sample_ratio"), EACH), f"cached {NAME}"),
+        Query(most(of("sidestep_kv_sample_ratio"), ENGINE), f"allocated {ENGINE_NAME}"),
+        Query(most(of("sidestep_kv_cached_sample_ratio"), ENGINE), f"cached {ENGINE_NAME}"),
         unit="percentunit",
         most=1,
     ),
@@ -398,8 +400,8 @@ CACHE_EVENTS = (
             "reached. Above 0, histograms of blocks are biased: lower --kv.sample-rate."
         ),
         reasons.KV_METRICS,
-        Query(rate(of("sidestep_kv_refused_blocks_total"), EACH), f"allocated {NAME}"),
-        Query(rate(of("sidestep_kv_cached_refused_blocks_total"), EACH), f"cached {NAME}"),
+        Query(rate(of("sidestep_kv_refused_blocks_total"), ENGINE), f"allocated {ENGINE_NAME}"),
+        Query(rate(of("sidestep_kv_cached_refused_blocks_total"), ENGINE), f"cached {ENGINE_NAME}"),
         unit="cps",
     ),
 )
@@ -418,7 +420,7 @@ TIERS = (
         "Offload cache usage",
         "Share of the offload cache in host memory that is in use.",
         reasons.OFFLOAD,
-        Query(most(of("vllm:kv_offload_cpu_cache_usage_perc"), EACH), NAME),
+        Query(most(of("vllm:kv_offload_cpu_cache_usage_perc"), ENGINE), ENGINE_NAME),
         unit="percentunit",
         most=1,
         width=6,

@@ -14,6 +14,8 @@ from sidestep.engines.dialects import DIALECTS
 
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
+NOW = ("bargauge", "stat", "table")
+"""Kinds that show the present: over a range, Grafana would show the last value of what is gone."""
 FAMILY = re.compile(
     r"(?<![\w:$\"])((?:vllm|sglang|llamacpp):\w+|(?:sidestep|trtllm|nv|process|DCGM)_\w+|up)(?=[{\[])"
 )
@@ -133,8 +135,8 @@ class Panel:
             "editorMode": "code",
             "expr": query.expr,
             "legendFormat": query.legend or "__auto",
-            "range": self.kind not in ("table", "bargauge"),
-            "instant": self.kind in ("table", "bargauge"),
+            "range": self.kind not in NOW,
+            "instant": self.kind in NOW,
         }
         if self.kind in ("heatmap", "table"):
             target["format"] = self.kind
@@ -216,7 +218,7 @@ class Panel:
     def _stat(self) -> dict[str, Any]:
         return {
             "colorMode": "value",
-            "graphMode": "area",
+            "graphMode": "none",
             "justifyMode": "auto",
             "orientation": "auto",
             "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},

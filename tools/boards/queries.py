@@ -26,7 +26,13 @@ PLACE_NAME = " ".join(f"{{{{{label}}}}}" for label in PLACE)
 """Legend of a place; labels that do not exist are left out."""
 TARGET_LABELS = ("cluster", "namespace", "pod", "job", "instance")
 """Labels that every selector matches; one that does not exist matches *All*."""
-REPLICA = (*PLACE, "job", "origin", "model_name", "engine", "dp_rank")
+ENGINE = (*PLACE, "model_name", "engine", "origin")
+"""Labels of an engine; the last only where an exporter has two with equal others, as replicas have."""
+ENGINE_NAME = f"{{{{model_name}}}} engine {{{{engine}}}} {{{{origin}}}} {PLACE_NAME}"
+RANK = (*PLACE, "model_name", "dp_rank", "origin")
+"""Labels of a data-parallel rank of SGLang."""
+RANK_NAME = f"{{{{model_name}}}} {{{{dp_rank}}}} {{{{origin}}}} {PLACE_NAME}"
+REPLICA = (*ENGINE, "job", "dp_rank")
 """Labels that distinguish schedulers."""
 RUNNING = (
     "vllm:num_requests_running",
@@ -108,6 +114,11 @@ def changed(selector: str, by: By = "") -> str:
     return f"{grouped('max', by, f'changes({selector}{WINDOW})')} > 0"
 
 
+def grown(selector: str, by: By = "") -> str:
+    """Return by how much counters grew, without a sample where they did not or only began again."""
+    return f"{grouped('max', by, f'increase({selector}{WINDOW})')} > 0"
+
+
 def once(expr: str, by: By = "") -> str:
     """Return a sum in which the ranks of an SGLang replica, which report the same, count once."""
     return grouped("sum", by, _one_rank(expr))
@@ -174,11 +185,18 @@ class Histogram:
         return f"{rate(self._sum)} or histogram_sum({grouped('sum', '', self._native)})"
 
     def within(self, bound: str, by: By = "") -> str:
-        """Return the share of observations up to ``bound``, one of the classic bounds."""
+        """Return the share of observations up to ``bound``, one of the classic bounds.
+
+        Series without that bound, such as those of another release, count neither way.
+        """
         scope, name, matched = self._at
-        below = rate(scope(f"{name}_bucket", le=bound, **matched), by)
+        below = f"rate({scope(f'{name}_bucket', le=bound, **matched)}{WINDOW})"
+        judged = f"rate({self._count}{WINDOW}) and ignoring (le) {below}"
         native = grouped("sum", by, self._native)
-        return f"{ratio(below, rate(self._count, by))} or histogram_fraction(0, {bound}, {native})"
+        return (
+            f"{ratio(grouped('sum', by, below), grouped('sum', by, judged))}"
+            f" or histogram_fraction(0, {bound}, {native})"
+        )
 
     def observed_within(self, bound: str) -> str:
         """Return observations per second up to ``bound``, one of the classic bounds."""

@@ -8,8 +8,9 @@ from tools.boards.engine_health import engine_events, engine_health
 from tools.boards.gpu import gpus
 from tools.boards.panels import DrillDown, Query
 from tools.boards.queries import (
-    PLACE,
     PLACE_NAME,
+    RANK,
+    RANK_NAME,
     Histogram,
     Scope,
     most,
@@ -27,8 +28,6 @@ cache = Scope()
 """Scope of the radix cache's and the HTTP server's series, which have no ``model_name``."""
 PROCESSES = "~.+/sglang/(scheduler|tokenizer)/.+"
 """Pattern of SGLang's processes, each of which is an engine here."""
-RANK = (*PLACE, "dp_rank")
-NAME = f"{PLACE_NAME} {{{{dp_rank}}}}"
 
 
 def histogram(name: str, **matched: str) -> Histogram:
@@ -107,8 +106,8 @@ LOAD = (
         "Requests",
         "Requests in batches and in queues, by data-parallel rank.",
         reasons.SGLANG,
-        Query(RUNNING, f"running {NAME}"),
-        Query(QUEUED, f"waiting {NAME}"),
+        Query(RUNNING, f"running {RANK_NAME}"),
+        Query(QUEUED, f"waiting {RANK_NAME}"),
     ),
     lines(
         "Token throughput",
@@ -124,7 +123,7 @@ LOAD = (
         "Generation throughput",
         "Tokens generated per second between SGLang's last two reports, by data-parallel rank.",
         reasons.SGLANG,
-        Query(once(of("sglang:gen_throughput"), RANK), NAME),
+        Query(once(of("sglang:gen_throughput"), RANK), RANK_NAME),
         unit=TOKENS,
     ),
     lines(
@@ -143,7 +142,7 @@ LOAD = (
             "queue grows."
         ),
         reasons.NO_SATURATION,
-        Query(most(of("sidestep_saturation_ratio", engine_type="~.+"), RANK), NAME),
+        Query(most(of("sidestep_saturation_ratio", engine_type="~.+"), RANK), RANK_NAME),
         unit="percentunit",
         limits=SATURATED,
         width=24,
@@ -261,7 +260,7 @@ MEMORY = (
             ),
             "measured",
         ),
-        Query(most(of("sglang:cache_hit_rate"), RANK), f"latest batch {NAME}"),
+        Query(most(of("sglang:cache_hit_rate"), RANK), f"latest batch {RANK_NAME}"),
         unit="percentunit",
         most=1,
         width=6,
@@ -270,7 +269,13 @@ MEMORY = (
         "Evicted tokens",
         "Token slots freed by eviction per second, by whether they were copied to host memory.",
         reasons.SGLANG,
-        Query(rate(cache("sglang:evicted_tokens_total", tp_rank="0", pp_rank="0"), RANK), NAME),
+        Query(
+            rate(
+                cache("sglang:evicted_tokens_total", tp_rank="0", pp_rank="0"),
+                RANK,
+            ),
+            f"{PLACE_NAME} {{{{dp_rank}}}} {{{{origin}}}}",
+        ),
         unit=TOKENS,
         width=6,
     ),
@@ -281,7 +286,7 @@ MEMORY = (
             "It decreases until requests are retracted."
         ),
         reasons.SGLANG,
-        Query(most(of("sglang:new_token_ratio"), RANK), NAME),
+        Query(most(of("sglang:new_token_ratio"), RANK), RANK_NAME),
         unit="percentunit",
         most=1,
         width=6,

@@ -24,7 +24,7 @@ def tile(
     most: float | None = None,
     limits: tuple[float, float] | None = None,
 ) -> Panel:
-    """Return a panel of single numbers with sparklines, one per query."""
+    """Return a panel of present numbers, one per query."""
     return Panel(
         title=title,
         says=says,

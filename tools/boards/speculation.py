@@ -6,9 +6,12 @@ from tools.boards import reasons
 from tools.boards.dashboard import Row
 from tools.boards.panels import Panel, Query
 from tools.boards.queries import (
+    ENGINE,
+    ENGINE_NAME,
     PLACE,
     PLACE_COLUMNS,
-    PLACE_NAME,
+    RANK,
+    RANK_NAME,
     Scope,
     grouped,
     most,
@@ -23,10 +26,6 @@ of = Scope("model_name", "engine")
 info = Scope()
 """``vllm:lora_requests_info`` has neither model nor engine."""
 sglang = Scope("model_name")
-EACH = (*PLACE, "engine")
-NAME = f"{PLACE_NAME} engine {{{{engine}}}}"
-RANK = (*PLACE, "dp_rank")
-RANK_NAME = f"{PLACE_NAME} {{{{dp_rank}}}}"
 
 DRAFTS = "vllm:spec_decode_num_drafts_total"
 DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
@@ -55,7 +54,7 @@ SPECULATION = (
         "Acceptance rate",
         "Share of draft tokens that the target model accepted.",
         reasons.SPECULATION,
-        Query(accepted(EACH), NAME),
+        Query(accepted(ENGINE), ENGINE_NAME),
         unit="percentunit",
         most=1,
     ),
@@ -63,7 +62,7 @@ SPECULATION = (
         "Acceptance length",
         "Tokens per verification, including the target model's own.",
         reasons.SPECULATION,
-        Query(length(EACH), NAME),
+        Query(length(ENGINE), ENGINE_NAME),
     ),
     lines(
         "Draft tokens",
@@ -73,8 +72,8 @@ SPECULATION = (
         Query(rate(of(ACCEPTED)), "accepted"),
         Query(f"{rate(of(DRAFTED))} - {rate(of(ACCEPTED))}", "rejected"),
         Query(
-            f"{rate(of('vllm:generation_tokens_total'), EACH)} and {rate(of(DRAFTS), EACH)}",
-            f"generated {NAME}",
+            f"{rate(of('vllm:generation_tokens_total'), ENGINE)} and {rate(of(DRAFTS), ENGINE)}",
+            f"generated {ENGINE_NAME}",
         ),
         unit=TOKENS,
     ),

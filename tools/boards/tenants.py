@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tools.boards import gpu, reasons
 from tools.boards.colors import PARTS
 from tools.boards.dashboard import TARGET, Dashboard, Row, Variable
@@ -14,25 +16,32 @@ of = Scope("model_name")
 chosen = Scope("model_name", "tenant")
 SHOWN = "!__other__"
 TENANT = "{{tenant}}"
-FAILED = "~abort|error"
 
-ENDED, ENDED_ALL = "sidestep_tenant_requests_total", of("vllm:request_success_total")
+PROMPTS, GENERATIONS = (
+    "sidestep_service_prompt_tokens_total",
+    "sidestep_service_generation_tokens_total",
+)
+# Counters whose sum is that over all tenants, as docs/tenants.md lists them.
+ENDED, ENDED_ALL = (
+    "sidestep_tenant_requests_total",
+    (of("sidestep_service_requests_total", engine_type=""), of("sglang:num_requests_total")),
+)
 FAILURES, FAILURES_ALL = (
     "sidestep_tenant_failed_requests_total",
-    of("vllm:request_success_total", finished_reason=FAILED),
+    (
+        of("sidestep_service_requests_total", engine_type="", reason="~abort|error"),
+        of("sglang:num_aborted_requests_total"),
+    ),
 )
 COMPUTED, COMPUTED_ALL = (
     "sidestep_tenant_prompt_tokens_total",
-    of("vllm:prompt_tokens_by_source_total", source="local_compute"),
+    (of(PROMPTS, source="computed"),),
 )
 CACHED, CACHED_ALL = (
     "sidestep_tenant_cached_prompt_tokens_total",
-    of("vllm:prompt_tokens_by_source_total", source="!local_compute"),
+    (of(PROMPTS, source="cached"),),
 )
-GENERATED, GENERATED_ALL = (
-    "sidestep_tenant_generation_tokens_total",
-    of("vllm:generation_tokens_total"),
-)
+GENERATED, GENERATED_ALL = "sidestep_tenant_generation_tokens_total", (of(GENERATIONS),)
 HELD, HELD_ALL = "sidestep_tenant_kv_block_seconds_total", of("sidestep_kv_block_seconds_total")
 COST, COST_ALL = "sidestep_tenant_cost_total", of("sidestep_cost_total")
 PART = "sidestep_tenant_request_part_seconds_total"
@@ -40,7 +49,12 @@ QUEUED, COMPUTING = (
     "sidestep_tenant_queue_seconds_total",
     "sidestep_tenant_compute_seconds_total",
 )
-PROCESSED = f"{rate(of('vllm:prompt_tokens_total', 'sglang:prompt_tokens_total'))} + {rate(of('vllm:generation_tokens_total', 'sglang:generation_tokens_total'))}"
+PROCESSED = (
+    f"({rate(of(PROMPTS))} + {rate(of(GENERATIONS))}"
+    f" or {rate(of('vllm:prompt_tokens_total', 'sglang:prompt_tokens_total'))}"
+    f" + {rate(of('vllm:generation_tokens_total', 'sglang:generation_tokens_total'))})"
+)
+"""Tokens per second, each once where prefill and decode are apart; scraped pages have no service's."""
 
 NOT_SHOWN = (
     " *All others* is the engines' total minus the shown tenants, so it does not jump when a tenant"
@@ -53,21 +67,25 @@ def by_tenant(family: str) -> str:
     return rate(chosen(family, tenant=SHOWN), "tenant")
 
 
-def others(family: str, whole: str) -> str:
+def others(family: str, whole: Sequence[str]) -> str:
     """Return the rate of what engines counted, in ``whole``, for tenants that are not shown.
 
-    The series of ``__other__`` also rises by all that a tenant had when it moves there.
+    The series of ``__other__`` also rises by all that a tenant had when it moves there. Engines
+    without tenants are left out.
     """
-    counted = grouped("sum", REPLICA, f"rate({of(family, tenant='__other__')}[$__rate_interval])")
-    all_ = f"sum (rate({whole}[$__rate_interval]) and on ({', '.join(REPLICA)}) {counted})"
-    return f"clamp_min({all_} - ({rate(of(family, tenant=SHOWN))} or vector(0)), 0)"
+    counted = grouped("sum", REPLICA, f"rate({of(family)}[$__rate_interval])")
+    all_ = (
+        f"(sum (rate({each}[$__rate_interval]) and on ({', '.join(REPLICA)}) {counted}) or vector(0))"
+        for each in whole
+    )
+    return f"clamp_min({' + '.join(all_)} - {rate(of(family, tenant=SHOWN))}, 0)"
 
 
 def usage(
     title: str,
     says: str,
     family: str,
-    whole: str,
+    whole: Sequence[str],
     unit: str,
     *,
     empty: str = "",
@@ -213,7 +231,7 @@ TIME = (
         "KV blocks by tenant",
         "KV blocks that a tenant's requests hold: block-seconds per second, of requests that left the batch.",
         HELD,
-        HELD_ALL,
+        (HELD_ALL,),
         "short",
     ),
     lines(
@@ -270,7 +288,7 @@ PRICED = (
         "Cost per hour by tenant",
         "Cost of a tenant's tokens, in the currency of the prices.",
         COST,
-        COST_ALL,
+        (COST_ALL,),
         "short",
         empty=reasons.TENANT_PRICES,
         hourly=True,
@@ -287,8 +305,8 @@ PRICED = (
         "Cost of 1,000 tokens of a model's mix of computed, cached and generated ones.",
         reasons.PRICES,
         Query(
-            f"1000 * {rate(COST_ALL, 'model_name')} / ({rate(of('vllm:prompt_tokens_total'), 'model_name')}"
-            f" + {rate(of('vllm:generation_tokens_total'), 'model_name')} > 0)",
+            f"1000 * {rate(COST_ALL, 'model_name')} / ({rate(of(PROMPTS), 'model_name')}"
+            f" + {rate(of(GENERATIONS), 'model_name')} > 0)",
             "{{model_name}}",
         ),
     ),

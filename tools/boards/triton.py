@@ -6,7 +6,7 @@ from tools.boards import reasons
 from tools.boards.colors import SERVERS
 from tools.boards.dashboard import TARGET, Annotation, Dashboard, Row, Variable
 from tools.boards.panels import Panel, Query
-from tools.boards.queries import Histogram, Scope, changed, most, rate, ratio, total
+from tools.boards.queries import Histogram, Scope, grown, most, rate, ratio, total
 from tools.boards.shapes import heat, lines, quantiles, tile
 
 of = Scope("model", "version")
@@ -335,7 +335,7 @@ BOARD = Dashboard(
     annotations=[
         Annotation(
             "Counter reset",
-            changed(of("sidestep_triton_resets_total"), MODEL),
+            grown(of("sidestep_triton_resets_total"), MODEL),
             NAME,
             "blue",
         )

@@ -8,9 +8,10 @@ from tools.boards.engine_health import engine_events, engine_health
 from tools.boards.gpu import gpus
 from tools.boards.panels import DrillDown, Panel, Query
 from tools.boards.queries import (
+    ENGINE,
+    ENGINE_NAME,
     PLACE,
     PLACE_COLUMNS,
-    PLACE_NAME,
     Histogram,
     Scope,
     most,
@@ -24,8 +25,6 @@ front = Scope("model_name")
 """The front end's series have no engine."""
 CORES = r"~(\\w|\\.|-)+"
 """Pattern of vLLM's engines, which have numbers or names; others have identities, with slashes."""
-EACH = (*PLACE, "engine")
-NAME = f"{PLACE_NAME} engine {{{{engine}}}}"
 
 
 def histogram(name: str, **matched: str) -> Histogram:
@@ -98,8 +97,8 @@ LOAD = (
         "Requests",
         "Requests in the batch, and those that wait.",
         reasons.VLLM,
-        Query(total(of("vllm:num_requests_running"), EACH), f"running {NAME}"),
-        Query(total(of("vllm:num_requests_waiting"), EACH), f"waiting {NAME}"),
+        Query(total(of("vllm:num_requests_running"), ENGINE), f"running {ENGINE_NAME}"),
+        Query(total(of("vllm:num_requests_waiting"), ENGINE), f"waiting {ENGINE_NAME}"),
     ),
     lines(
         "Waiting by reason",
@@ -115,8 +114,8 @@ LOAD = (
         "Token throughput",
         "Prompt tokens and generated tokens per second.",
         reasons.VLLM,
-        Query(rate(of("vllm:prompt_tokens_total"), EACH), f"prompt {NAME}"),
-        Query(rate(of("vllm:generation_tokens_total"), EACH), f"generated {NAME}"),
+        Query(rate(of("vllm:prompt_tokens_total"), ENGINE), f"prompt {ENGINE_NAME}"),
+        Query(rate(of("vllm:generation_tokens_total"), ENGINE), f"generated {ENGINE_NAME}"),
         unit=TOKENS,
     ),
     lines(
@@ -153,7 +152,7 @@ LOAD = (
             "queue grows."
         ),
         reasons.NO_SATURATION,
-        Query(most(of("sidestep_saturation_ratio", engine_type=""), EACH), NAME),
+        Query(most(of("sidestep_saturation_ratio", engine_type=""), ENGINE), ENGINE_NAME),
         unit="percentunit",
         limits=SATURATED,
         width=24,
@@ -261,7 +260,7 @@ LENGTHS = (
         "Preemptions",
         "Requests per second that were preempted because the KV cache was full.",
         reasons.VLLM,
-        Query(rate(of("vllm:num_preemptions_total"), EACH), NAME),
+        Query(rate(of("vllm:num_preemptions_total"), ENGINE), ENGINE_NAME),
         unit="reqps",
     ),
 )
@@ -349,7 +348,7 @@ PROCESS = (
         "Estimated FLOPS per GPU",
         "Floating-point operations per second, estimated from the model's shape.",
         reasons.VLLM,
-        Query(rate(of("vllm:estimated_flops_per_gpu_total"), EACH), NAME),
+        Query(rate(of("vllm:estimated_flops_per_gpu_total"), ENGINE), ENGINE_NAME),
         unit="flops",
         width=6,
     ),
@@ -357,8 +356,10 @@ PROCESS = (
         "Estimated memory bandwidth per GPU",
         "Bytes read and written per second, estimated from the model's shape.",
         reasons.VLLM,
-        Query(rate(of("vllm:estimated_read_bytes_per_gpu_total"), EACH), f"read {NAME}"),
-        Query(rate(of("vllm:estimated_write_bytes_per_gpu_total"), EACH), f"written {NAME}"),
+        Query(rate(of("vllm:estimated_read_bytes_per_gpu_total"), ENGINE), f"read {ENGINE_NAME}"),
+        Query(
+            rate(of("vllm:estimated_write_bytes_per_gpu_total"), ENGINE), f"written {ENGINE_NAME}"
+        ),
         unit="Bps",
         width=6,
     ),
@@ -388,7 +389,8 @@ PROCESS = (
                 most(
                     Scope("engine")("vllm:cache_config_info"),
                     (
-                        *EACH,
+                        *PLACE,
+                        "engine",
                         "block_size",
                         "num_gpu_blocks",
                         "cache_dtype",

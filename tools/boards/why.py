@@ -10,7 +10,7 @@ from tools.boards.dashboard import TARGET, Dashboard, Row, Variable
 from tools.boards.engine_health import engine_events
 from tools.boards.panels import DrillDown, LivePage, Panel, Query, Text
 from tools.boards.queries import (
-    PLACE,
+    ENGINE,
     PLACE_COLUMNS,
     RUNNING,
     WAITING,
@@ -35,7 +35,7 @@ ALL, FIRST = ".+", "front_end_in|queue|prefill|prefill_gap"
 BESIDE_QUEUE = {ALL: "!queue", FIRST: "~front_end_in|prefill|prefill_gap"}
 DOCS = "https://sidestep.example/docs"
 """The place where an operator's copies of the documents are, as in the alerts."""
-EACH = (*PLACE, "model_name", "engine", "dp_rank")
+EACH = (*ENGINE, "dp_rank")
 BUSY = "Busy time is the time with unfinished requests. `none`: no request waited."
 EARLY = (
     "Parts before the first token: front end, queue and prefill. A preemption or a stall before the first"
@@ -171,6 +171,7 @@ BINDING = (
             "model_name": "Model",
             **PLACE_COLUMNS,
             "engine": "Engine",
+            "origin": "Origin",
             "dp_rank": "Rank",
             "limit": "Limit",
             "Value": "Busy time",

@@ -247,14 +247,3 @@ def shade(share: float) -> str:
     return "#" + "".join(
         f"{round(a + (b - a) * share):02x}" for a, b in zip(low, high, strict=True)
     )
-
-
-def spark(values: dict[float, float], span: Span, width: int, height: int, color: str) -> str:
-    """Return a number's course without an axis."""
-    most = max(values.values()) or 1.0
-    at = Frame(span, 0, width, height - TOP)
-    points = " ".join(
-        f"{at.x(time):.1f},{at.y(value / most):.1f}" for time, value in sorted(values.items())
-    )
-    line = f'<polyline points="{points}" stroke="{color}" opacity="0.5"/>'
-    return f'<svg width="{width}" height="{height}">{line}</svg>'

@@ -36,8 +36,8 @@ h1 { position: absolute; left: 10px; top: 8px; margin: 0; font-size: 18px; }
 .line { padding-left: 10px; height: 14px; white-space: nowrap; overflow: hidden; font-size: 9.5px; }
 .line span { margin-right: 10px; } .line i { display: inline-block; width: 9px; height: 3px; margin: 0 4px 3px 0; }
 svg { display: block; } svg polyline { fill: none; stroke-width: 1.3; } svg line { stroke: #e4e7eb; } svg text { font: 9.5px 'DejaVu Sans', sans-serif; fill: #56606b; }
-.stats { display: flex; height: 100%; } .stats div { flex: 1; text-align: center; position: relative; }
-.stats b { display: block; white-space: nowrap; } .stats svg { position: absolute; left: 0; bottom: 0; }
+.stats { display: flex; height: 100%; } .stats div { flex: 1; text-align: center; }
+.stats b { display: block; white-space: nowrap; }
 .stats small { color: #56606b; }
 table { border-collapse: collapse; width: 100%; font-size: 11px; } tr { height: 20px; } td, th { text-align: left; padding: 0 8px; box-sizing: border-box; border-bottom: 1px solid #edf0f2; white-space: nowrap; max-width: 420px; overflow: hidden; text-overflow: ellipsis; }
 .bar { display: flex; padding: 3px 10px; align-items: center; } .bar span { width: 90px; } .bar u { display: block; height: 12px; background: #3274d9; margin-right: 8px; }
@@ -110,20 +110,20 @@ def body(server: Prometheus, panel: dict[str, Any], span: Span, width: int, heig
         return table(panel, rows(server, panel, span), height)
     if kind == "heatmap":
         span = dataclasses.replace(span, step=span.step * 2)
+    elif kind not in CHARTS:
+        span = dataclasses.replace(span, start=span.end)
     found = lines(server, panel, span)
     if not found:
         return ""
     if kind in CHARTS:
         return CHARTS[kind](panel, found, span, width, height)
     if kind == "stat":
-        return stat(panel, found, span, width, height)
+        return stat(panel, found, width, height)
     return bars(panel, found, width)
 
 
-def stat(
-    panel: dict[str, Any], found: Sequence[Series], span: Span, width: int, height: int
-) -> str:
-    """Return numbers side by side, with sparklines."""
+def stat(panel: dict[str, Any], found: Sequence[Series], width: int, height: int) -> str:
+    """Return numbers side by side."""
     unit = panel["fieldConfig"]["defaults"]["unit"]
     each = width // len(found)
     made = []
@@ -132,9 +132,8 @@ def stat(
         size = min(26, int(each / (0.8 * max(len(value), 4))))
         color = threshold(panel, series.last)
         name = f"<small>{escape(series.name)}</small>" if len(found) > 1 else ""
-        line = charts.spark(series.values, span, each, 22, color)
         made.append(
-            f'<div>{name}<b style="font-size:{size}px;color:{color}">{escape(value)}</b>{line}</div>'
+            f'<div>{name}<b style="font-size:{size}px;color:{color}">{escape(value)}</b></div>'
         )
     return f'<div class=stats style="height:{height}px">{"".join(made)}</div>'
 

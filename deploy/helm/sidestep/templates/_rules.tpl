@@ -117,8 +117,9 @@ groups:
             idle engines.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceModelAbsent.md
           dashboard_url: "https://grafana.example/d/sidestep-fleet?var-model_name={{ $labels.model_name | urlquery }}"
+      # Without --state.dir an exporter's own restart is a change of the counter, too.
       - alert: InferenceEngineRestarting
-        expr: changes(sidestep_engine_restarts_total[1h]) >= 3
+        expr: changes(sidestep_engine_restarts_total[1h]) - resets(sidestep_engine_restarts_total[1h]) >= 3
         labels: {severity: warning}
         annotations:
           summary: "{{ $labels.instance }}: engine {{ $labels.engine }} of {{ $labels.model_name }} came back as a new process {{ $value }} times in an hour"
@@ -380,6 +381,10 @@ groups:
             model:generation_tokens:rate5m
               unless on (cluster, namespace, job, model_name, dialect) model:slo_events:rate5m{slo="request_latency"}
               unless on (cluster, namespace, job, model_name) model:slo_events:rate5m{slo=~"e2e|request_latency", dialect=""}
+            or
+            sum without (le) (model_le:inter_token_latency_seconds:rate5m{le="+Inf"})
+              unless on (cluster, namespace, job, model_name, dialect) model:slo_events:rate5m{slo="inter_token_latency"}
+              unless on (cluster, namespace, job, model_name) model:slo_events:rate5m{slo=~"inter_token.*", dialect=""}
           ) > 0
           and on (cluster, namespace, job, model_name) model:requests:rate5m > 0
         for: 30m
@@ -387,8 +392,8 @@ groups:
         annotations:
           summary: "{{ $labels.model_name }}: requests finish, and a latency objective has no data"
           description: >-
-            The threshold of time_to_first_token or request_latency is not a bucket bound of this engine: its
-            alerts cannot fire.
+            The threshold of time_to_first_token, inter_token_latency or request_latency is not a bucket bound of
+            this engine: its alerts cannot fire.
           runbook_url: https://sidestep.example/docs/runbooks/InferenceSLOUnmeasured.md
           dashboard_url: "https://grafana.example/d/sidestep-latency?var-model_name={{ $labels.model_name | urlquery }}"
       - alert: InferenceSLOUnmeasured
