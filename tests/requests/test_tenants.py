@@ -24,8 +24,9 @@ from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import encode_item
 from sidestep.metrics.ended_counter import REQUEST_PARTS, TENANT_PARTS
 from sidestep.metrics.engine import Engine
+from sidestep.metrics.merge import restore_engine
 from sidestep.metrics.registry import Accounting, Registry, Tracking
-from sidestep.metrics.totals_codec import decode_totals
+from sidestep.metrics.totals_codec import decode_totals, encode_totals, totals_of
 from sidestep.protocol.limits import OTHER
 from sidestep.protocol.messages import EngineInfo
 from sidestep.protocol.request_events import (
@@ -282,6 +283,19 @@ def test_a_change_of_price() -> None:
     assert all(
         bench.children("cost")[name] >= first.get(name, 0) for name in bench.children("cost")
     )
+
+
+def test_a_name_that_is_no_label_value() -> None:
+    """A sender's Python may take characters for printable that the exporter's does not."""
+    names = ["a\U00100000b", "c\nd", ""]
+    bench = Bench()
+    life = [("ask", 1, 1), ("schedule", 0, 0), ("step", 0, 1), ("finish", 0, 0)]
+    bench.apply(*with_tenants(Scheduler().run(life * 3), names))
+    record = decode_totals(encode_totals(bench.engine, totals_of(bench.engine)))
+    again = restore_engine(Bench().registry, record)
+
+    assert bench.children("requests").keys() - {OTHER} == {"a?b", "c?d", NO_TENANT}
+    assert again.keyed == bench.engine.keyed
 
 
 def test_fewer_tenants_after_a_restart() -> None:
