@@ -120,6 +120,7 @@ class Capture:
         self._intake = intake
         self._request_log = request_log
         self._taken: State = (-1, -1, -1)
+        self._own: list[tuple[str, tuple[str, ...], float]] = []
         self._marks: list[tuple[Stream, int]] = []
         self._pieces: EnginePieces = {}
 
@@ -128,6 +129,11 @@ class Capture:
         """Version of the state; it grows with every change that a snapshot would include."""
         taken = 0 if self._request_log is None else self._request_log.taken
         return self._intake.registry.version, self._intake.receiver.changes, taken
+
+    @property
+    def has_own_counters(self) -> bool:
+        """True if the last snapshot has the exporter's own counters as they are now."""
+        return self._own == [*self._intake.metrics.counters()]
 
     def mark_saved(self) -> None:
         """Mark the last snapshot as written: senders may free the frames that it includes."""
@@ -155,12 +161,13 @@ class Capture:
             for output in records
             for lines in output.chunks()
         ]
+        self._own = [*intake.metrics.counters()]
         limited = {limit: min(count, TOTAL_LIMIT) for limit, count in registry.limited.items()}
         process = SavedProcess(
             __version__,
             intake.items,
             limited,
-            list(intake.metrics.counters()),
+            self._own,
             created=intake.metrics.created,
         )
         return Begun(streams, [*registry], [*rest, _encoder.encode(process)])
