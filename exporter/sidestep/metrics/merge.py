@@ -101,6 +101,10 @@ def restore_engine(registry: Registry, added: EngineTotals) -> Engine:
     engine = Engine(layout, head.engine, registry.series, created=registry.wall())
     if added.totals.created:
         engine.created = min(engine.created, added.totals.created)
+    for children, row in zip(engine.keyed, layout.keyed, strict=True):
+        if len(row.own_labels) == 1:
+            # Values that the last Hello lists may be more than the limit has left.
+            children.clear()
     engine.set_info(head.core_info, head.engine.info)
     _drop_changed_bounds(engine, added)
     engine.restarts = added.totals.restarts
