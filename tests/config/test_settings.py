@@ -132,6 +132,14 @@ def test_the_thresholds_of_stalled_engines_are_in_order() -> None:
         read({"health_max_threshold": "3"}, {})
 
 
+def test_no_more_tenants_than_may_be_shown() -> None:
+    """A snapshot would not hold the counters of more."""
+    names = [str(number) for number in range(121)]
+    assert len(read({"tenants_show": names[1:]}, {}).tenants_show) == 120
+    with pytest.raises(ConfigError, match=r"^--tenants\.show: give 120 tenants at most"):
+        read({"tenants_show": names}, {})
+
+
 def test_the_web_configuration_is_a_dotted_key_or_a_table(tmp_path: Path) -> None:
     """``web.config.file`` has two dots."""
     for text in ('[web]\nconfig.file = "x.yml"\n', '[web.config]\nfile = "x.yml"\n'):

@@ -5,30 +5,44 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 
 import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from exporters import Start
-from pages import get, parse
+from exporters import Start, until
+from pages import Labels, get, parse
 from replays import replay
-from schedulers import Scheduler, actions
+from schedulers import WALL, Scheduler, actions
 from sidestep.catalog.prices import Price, Prices
+from sidestep.config.parsing import MAX_TENANTS
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.folding import ItemFolder
 from sidestep.engines.items import encode_item
 from sidestep.metrics.ended_counter import REQUEST_PARTS, TENANT_PARTS
 from sidestep.metrics.engine import Engine
+from sidestep.metrics.merge import restore_engine
 from sidestep.metrics.registry import Accounting, Registry, Tracking
-from sidestep.metrics.totals_codec import decode_totals
+from sidestep.metrics.totals_codec import decode_totals, encode_totals, totals_of
 from sidestep.protocol.limits import OTHER
 from sidestep.protocol.messages import EngineInfo
-from sidestep.protocol.request_events import Event, Identity, Queued, RequestEvents, id_prefix
+from sidestep.protocol.request_events import (
+    Event,
+    Finished,
+    Identity,
+    Iteration,
+    Output,
+    Queued,
+    RequestEvents,
+    Scheduled,
+    id_prefix,
+)
 from sidestep.requests.request_log import EngineRequests
 from sidestep.requests.tenants import NO_TENANT, HeavyHitters, Tenants
+from sidestep_adapters.publisher.publisher import Publisher
 
 ENGINE = EngineInfo(
     "e",
@@ -208,6 +222,49 @@ async def test_an_exporter_and_its_successor(start: Start, tmp_path: Path) -> No
     assert sum(before[family].samples.values()) == own > 0
 
 
+async def send(endpoint: str, events: Sequence[Event]) -> None:
+    """Send events as an engine's process."""
+    sender = Publisher(endpoint, "s", [ENGINE])
+    for at in range(0, len(events), 300):
+        sender.push(RequestEvents(0, float(at), 1, [*events[at : at + 300]]))
+    await until(lambda: sender.drained)
+    sender.close()
+
+
+async def test_as_many_tenants_as_may_be(start: Start, tmp_path: Path) -> None:
+    """Their counters, by part of the latency, too, survive two restarts, and none decreases."""
+    settings = {"tenants_by": "cache-salt", "tenants_max": str(MAX_TENANTS)}
+    random = Random(3)
+    events: list[Event] = []
+    for number in range(1, 3 * MAX_TENANTS):
+        waited, first, last = sorted(random.random() for _ in range(3))
+        stamps = [number + waited, number + first, number + last]
+        name = Identity("id", "", f"{number % (MAX_TENANTS + 1)}")
+        events += [
+            Queued(number, number, WALL + number - random.random(), 5, identity=name),
+            Scheduled(number, stamps[0]),
+            *(Iteration(at, at, WALL + at, [Output(at, [number])]) for at in stamps[1:]),
+            Finished(number, stamps[2], WALL + stamps[2], 0, 5, 2),
+        ]
+    before: dict[tuple[str, Labels], float] = {}
+    for run in range(4):
+        async with start(state_dir=str(tmp_path / "state"), **settings) as exporter:
+            if run == 0:
+                await send(exporter.config.ingest_endpoint[0], events)
+            page = parse(await get(exporter.url))
+        now = {
+            key: value
+            for name, family in page.items()
+            if name.startswith("sidestep_tenant")
+            for key, value in family.samples.items()
+        }
+        assert len(now) > 1300
+        assert {key: value for key, value in before.items() if not now[key] >= value} == {}
+        assert sum(now.values()) == pytest.approx(sum(before.values() or now.values()))
+        assert min(now.values()) >= 0
+        before = now
+
+
 def test_a_change_of_price() -> None:
     """Tokens cost what they cost when they were counted; without a price the counters stay."""
     bench = Bench()
@@ -226,6 +283,19 @@ def test_a_change_of_price() -> None:
     assert all(
         bench.children("cost")[name] >= first.get(name, 0) for name in bench.children("cost")
     )
+
+
+def test_a_name_that_is_no_label_value() -> None:
+    """A sender's Python may take characters for printable that the exporter's does not."""
+    names = ["a\U00100000b", "c\nd", ""]
+    bench = Bench()
+    life = [("ask", 1, 1), ("schedule", 0, 0), ("step", 0, 1), ("finish", 0, 0)]
+    bench.apply(*with_tenants(Scheduler().run(life * 3), names))
+    record = decode_totals(encode_totals(bench.engine, totals_of(bench.engine)))
+    again = restore_engine(Bench().registry, record)
+
+    assert bench.children("requests").keys() - {OTHER} == {"a?b", "c?d", NO_TENANT}
+    assert again.keyed == bench.engine.keyed
 
 
 def test_fewer_tenants_after_a_restart() -> None:

@@ -79,6 +79,25 @@ def publisher(tmp_path: Path) -> Iterator[Publisher]:
     made.close(0.1)
 
 
+async def test_the_exporters_own_counters_do_not_decrease(
+    tmp_path: Path, publisher: Publisher
+) -> None:
+    """Although nothing but heartbeats has come since the last snapshot."""
+    publisher.push(item())
+    family = "sidestep_messages"
+    async with process(tmp_path) as (exporter, url):
+
+        async def has_heartbeats() -> bool:
+            return value(await get(url), family) >= 5
+
+        await until(has_heartbeats)
+        before = value(await get(url), family)
+        publisher.close(0.0)
+        exporter.kill()
+    async with process(tmp_path) as (exporter, url):
+        assert value(await get(url), family) >= before
+
+
 async def test_nothing_is_lost_or_duplicated_or_decreases(
     tmp_path: Path, publisher: Publisher
 ) -> None:

@@ -19,6 +19,8 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families
 
 from rendered import render
+from sidestep.catalog.prices import Price, Prices
+from sidestep.config.parsing import MAX_TENANTS
 from sidestep.engines.apply import Applier
 from sidestep.engines.dialects import DIALECTS
 from sidestep.engines.items import encode_item
@@ -31,13 +33,15 @@ from sidestep.metrics.exposed_engines import MAX_ENGINES
 from sidestep.metrics.histogram import Histogram
 from sidestep.metrics.quotas import MAX_BYTES, MAX_OPEN_FAMILIES, MAX_SERIES
 from sidestep.metrics.recent_steps import RecentSteps
-from sidestep.metrics.registry import Registry, Tracking
+from sidestep.metrics.registry import Accounting, Registry, Tracking
 from sidestep.metrics.trackers import Trackers
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.limits import MAX_OPEN_VALUES, VERSION
 from sidestep.protocol.messages import Batch, EngineInfo, Hello, encode
 from sidestep.protocol.progress import MAX_FRAMES
 from sidestep.protocol.receiver import MAX_RETIRED, MAX_STREAMS, Receiver
+from sidestep.requests.request_log import EngineRequests
+from sidestep.requests.tenants import Tenants
 from sidestep.snapshot.capture import Capture, restore
 from sidestep.telemetry.self_metrics import SelfMetrics, own_registry
 from sidestep.tracking.kv_blocks.tracker import Sampling
@@ -70,11 +74,15 @@ class World:
     """
 
     def __init__(self, *, boot: int = 1, scale: bool = False) -> None:
+        tenants = Tenants("cache-salt", MAX_TENANTS)
         registry = Registry(
             layouts,
             tracking=Tracking(
-                RequestSettings(capacity=CAPACITY), Sampling(1.0, scale=scale, capacity=CAPACITY)
+                RequestSettings(capacity=CAPACITY),
+                Sampling(1.0, scale=scale, capacity=CAPACITY),
+                request_sink=lambda engine: EngineRequests(None, tenants, engine),
             ),
+            accounting=Accounting(tenants, Prices([Price("*", 1, 2, 3)])),
         )
         self.intake = Intake(
             Applier(registry), Receiver(boot), SelfMetrics(), clock=lambda: 0.0, wall=lambda: 1.0

@@ -76,7 +76,8 @@ CONTENTS = (
     Held(Engine, _same("Totals", "created restarts gauge_stamp last_seen") | {
         "id": "Head.engine", "layout": "Head.engine", "labels": "Head.engine SavedEngine.has_origin",
         "description": "Head.engine Head.core_info", "values": "Head.scalars Totals.scalars",
-        "histograms": "Head.histograms Head.bounds Totals.histograms", "keyed": "Head.keyed Totals.keyed",
+        "histograms": "Head.histograms Head.bounds Totals.histograms",
+        "keyed": "Head.keyed Totals.keyed SavedEngine.more",
         "open_families": "Totals.open", "exposed_paths": "Totals.seen", "statistics": "Totals.polled",
         "parts": "Totals",
     }, "label_version info missing_slots settings feeds live absent version"),

@@ -147,7 +147,7 @@ class OutputSettings:
         "Most tenants with series of their own, 120 at most; all others count as __other__.",
         parsing.tenants, 100)
     tenants_show: tuple[str, ...] = option("--tenants.show NAME",
-        "Tenant that always has series of its own; repeatable.",
+        "Tenant that always has series of its own; repeatable, 120 at most.",
         parsing.text, (), unset="the tenants with the most requests")
     prices_model: tuple[Price, ...] = option(f"--prices.model {prices.FORM}",
         "Prices of a million tokens of a model, for counters of cost, such as"

@@ -151,6 +151,8 @@ def _check(config: Config) -> None:
         raise ConfigError(
             f"--health.min-threshold {least:g}: must not exceed --health.max-threshold {most:g}"
         )
+    if len({*config.tenants_show}) > parsing.MAX_TENANTS:
+        raise ConfigError(f"--tenants.show: give {parsing.MAX_TENANTS} tenants at most")
     outputs = config.requests_log, config.otlp_traces_endpoint, config.otlp_logs_endpoint
     if config.requests_log_if and not any(outputs):
         raise ConfigError(

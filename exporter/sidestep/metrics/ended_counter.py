@@ -47,7 +47,8 @@ def part_counter(engine: Engine) -> CountParts | None:
 def begin_parts_by_tenant(engine: Engine) -> dict[Key, Number]:
     """Return the children of the counter by tenant, whose sums equal the engine's own counter.
 
-    ``__other__`` gets what was counted before tenants were counted.
+    ``__other__`` gets what was counted before tenants were counted. It never decreases: sums of floats
+    differ in their last digit by their order.
     """
     handled = engine.layout.handled
     children = engine.keyed[handled[TENANT_PARTS].slots[0]]
@@ -58,7 +59,7 @@ def begin_parts_by_tenant(engine: Engine) -> dict[Key, Number]:
         if tenant != OTHER:
             uncounted[part] -= seconds
     for part, seconds in uncounted.items():
-        children[part, OTHER] = seconds
+        children[part, OTHER] = max(seconds, children.get((part, OTHER), 0.0))
     return children
 
 

@@ -53,8 +53,13 @@ def add_totals(registry: Registry, engine: Engine, added: EngineTotals) -> int:
     return moved + more
 
 
-def add_series(registry: Registry, engine: Engine, added: EngineTotals) -> int:
+def add_series(
+    registry: Registry, engine: Engine, added: EngineTotals, *, is_snapshot: bool = False
+) -> int:
     """Add all of ``added`` except self-described families; return as ``add_totals`` does.
+
+    The label values of a snapshot were within their limits when they were counted: those of tenants
+    and objectives have others than ``Registry.capped``.
 
     Raises:
         WireError: A number is invalid, and nothing was changed.
@@ -68,7 +73,8 @@ def add_series(registry: Registry, engine: Engine, added: EngineTotals) -> int:
     for children, kind, found in keyed:
         # Totals without gauges must not remove any.
         if found or totals.gauge_stamp:
-            _add_children(registry, children, kind, found, newer=newer)
+            limited_by = None if is_snapshot else registry
+            _add_children(limited_by, children, kind, found, newer=newer)
     moved = _add_histograms(engine, added)
     for part in SAVED_PARTS:
         engine.part(part).add(totals)
@@ -97,12 +103,12 @@ def restore_engine(registry: Registry, added: EngineTotals) -> Engine:
         engine.created = min(engine.created, added.totals.created)
     for children, row in zip(engine.keyed, layout.keyed, strict=True):
         if len(row.own_labels) == 1:
-            # Values that the Hello lists would otherwise count towards the limit of open values.
+            # Values that the last Hello lists may be more than the limit has left.
             children.clear()
     engine.set_info(head.core_info, head.engine.info)
     _drop_changed_bounds(engine, added)
     engine.restarts = added.totals.restarts
-    add_series(registry, engine, added)
+    add_series(registry, engine, added, is_snapshot=True)
     _add_families(registry, engine, added.totals.open)
     engine.last_seen = added.totals.last_seen
     if added.totals.polled:
@@ -168,7 +174,7 @@ def _add_scalars(engine: Engine, found: list[tuple[int, Number]], *, newer: bool
 
 
 def _add_children(
-    registry: Registry,
+    limited_by: Registry | None,
     children: dict[Key, Number],
     kind: str,
     found: list[tuple[Key, Number]],
@@ -181,8 +187,8 @@ def _add_children(
             children.update(found)
         return
     for key, value in found:
-        capped = registry.capped(children, key)
-        children[capped] = children.get(capped, 0) + value
+        own = key if limited_by is None else limited_by.capped(children, key)
+        children[own] = children.get(own, 0) + value
 
 
 def _add_histograms(engine: Engine, added: EngineTotals) -> int:

@@ -153,11 +153,11 @@ class Registry(ExposedEngines):
         if trackers.requests is None:
             # An identity is a deployment's, followed by the engine's number.
             deployment = engine.id.rpartition("/")[0]
-            sink = self.sink_of(engine)
             count_parts = part_counter(engine)
             if count_parts is not None:
-                # A rate needs a value before the first request.
+                # A rate needs a value before the first request, by tenant, too.
                 count_parts(dict.fromkeys(KEYS, 0.0))
+            sink = self.sink_of(engine)
             trackers.requests = RequestTracker(
                 self.tracking.requests,
                 self.sample_groups,

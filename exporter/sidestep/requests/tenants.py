@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from sidestep.protocol.limits import OTHER
+from sidestep.protocol.limits import OTHER, printable
 from sidestep.protocol.request_events import Identity, id_prefix
 
 NO_TENANT = "__none__"
@@ -94,7 +94,8 @@ class Tenants:
 
     def tenant(self, identity: Identity | None, adapter: str) -> str:
         """Return the tenant of a request that begins, and count the request."""
-        name = self._rule(identity or _UNKNOWN, adapter) or NO_TENANT
+        # What is printable depends on the release of Python, and clients choose the name.
+        name = printable(self._rule(identity or _UNKNOWN, adapter)) or NO_TENANT
         count = self._requests.add(name)
         if name in self._shown or name == OTHER:
             return name

@@ -20,7 +20,7 @@ from sidestep.metrics.merge import restore_engine
 from sidestep.metrics.registry import Registry
 from sidestep.metrics.totals_codec import decode_totals, encode_totals, totals_of
 from sidestep.metrics.trackers import Trackers
-from sidestep.protocol.engine_totals import TOTAL_LIMIT
+from sidestep.protocol.engine_totals import MAX_CHILDREN, TOTAL_LIMIT, Child
 from sidestep.protocol.messages import DECODE_ERRORS, EngineInfo, Heartbeat
 from sidestep.protocol.stream import Stream, StreamState
 from sidestep.requests.request_log import RequestLog, lose_output
@@ -56,11 +56,14 @@ class SavedEngine(msgspec.Struct, array_like=True, gc=False, tag="e"):
     Attributes:
         is_exposed: Whether it was exposed; else it was retired.
         has_origin: Whether it had the label ``origin``.
+        more: Children of each family in ``totals.keyed`` beyond those that a record may have; only the
+            exporter's own counters by tenant have so many.
     """
 
     is_exposed: bool
     totals: msgspec.Raw
     has_origin: bool = False
+    more: list[list[Child]] = []
 
 
 class SavedFederatedEngine(msgspec.Struct, array_like=True, gc=False, tag="f"):
@@ -117,6 +120,7 @@ class Capture:
         self._intake = intake
         self._request_log = request_log
         self._taken: State = (-1, -1, -1)
+        self._own: list[tuple[str, tuple[str, ...], float]] = []
         self._marks: list[tuple[Stream, int]] = []
         self._pieces: EnginePieces = {}
 
@@ -125,6 +129,11 @@ class Capture:
         """Version of the state; it grows with every change that a snapshot would include."""
         taken = 0 if self._request_log is None else self._request_log.taken
         return self._intake.registry.version, self._intake.receiver.changes, taken
+
+    @property
+    def has_own_counters(self) -> bool:
+        """True if the last snapshot has the exporter's own counters as they are now."""
+        return self._own == [*self._intake.metrics.counters()]
 
     def mark_saved(self) -> None:
         """Mark the last snapshot as written: senders may free the frames that it includes."""
@@ -152,12 +161,13 @@ class Capture:
             for output in records
             for lines in output.chunks()
         ]
+        self._own = [*intake.metrics.counters()]
         limited = {limit: min(count, TOTAL_LIMIT) for limit, count in registry.limited.items()}
         process = SavedProcess(
             __version__,
             intake.items,
             limited,
-            list(intake.metrics.counters()),
+            self._own,
             created=intake.metrics.created,
         )
         return Begun(streams, [*registry], [*rest, _encoder.encode(process)])
@@ -183,8 +193,12 @@ class Capture:
 
     def _engine_pieces(self, engine: Engine) -> Iterator[bytes]:
         is_exposed = engine.id in self._intake.registry.engines
-        totals = msgspec.Raw(encode_totals(engine, totals_of(engine)))
-        yield _encoder.encode(SavedEngine(is_exposed, totals, ORIGIN in engine.labels))
+        totals = totals_of(engine)
+        more = [children[MAX_CHILDREN:] for children in totals.keyed]
+        for children in totals.keyed:
+            del children[MAX_CHILDREN:]
+        raw = msgspec.Raw(encode_totals(engine, totals))
+        yield _encoder.encode(SavedEngine(is_exposed, raw, ORIGIN in engine.labels, more))
         requests = engine.part(Trackers).requests
         if requests is not None:
             yield from map(_encoder.encode, inflight_state.capture_tracker(engine.id, requests))
@@ -250,7 +264,10 @@ def _restore_records(
 
 
 def _restore_engine(registry: Registry, piece: SavedEngine, now: float) -> None:
-    engine = restore_engine(registry, decode_totals(piece.totals))
+    added = decode_totals(piece.totals)
+    for children, more in zip(added.totals.keyed, piece.more, strict=False):
+        children.extend(more)
+    engine = restore_engine(registry, added)
     engine.feeds.seen_at = now
     if piece.has_origin:
         # Keep the label even if the duplicate engine is gone, so that the series stay the same.

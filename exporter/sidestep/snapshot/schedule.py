@@ -89,14 +89,14 @@ class Snapshots:
             await asyncio.sleep(max(INTERVAL, MIN_PAUSE * took) if self._healthy else RETRY)
 
     async def settled(self) -> None:
-        """Return when everything applied before the call is in a written snapshot.
+        """Return when everything counted before the call is in a written snapshot.
 
         While the directory cannot be written, return at once: a page whose counters might
         decrease after a restart is better than no page.
         """
         if not self._healthy:
             return
-        saving = asyncio.create_task(self._save())
+        saving = asyncio.create_task(self._save(with_own=True))
         done, _ = await asyncio.wait({saving}, timeout=PATIENCE)
         for task in done:
             task.result()
@@ -111,14 +111,17 @@ class Snapshots:
 
     async def close(self) -> None:
         """Write the last snapshot."""
-        await self._save()
+        await self._save(with_own=True)
         self._writer.shutdown()
 
-    async def _save(self) -> None:
-        """Write a snapshot, unless another task has written one that includes the current state."""
+    async def _save(self, *, with_own: bool = False) -> None:
+        """Write a snapshot, unless another task has written one that includes the current state.
+
+        ``with_own``: also of the exporter's own counters, which heartbeats change all the time.
+        """
         wanted = self._capture.state
         async with self._lock:
-            if self._capture.saved < wanted:
+            if self._capture.saved < wanted or (with_own and not self._capture.has_own_counters):
                 await self._save_now()
 
     async def _save_now(self) -> None:
