@@ -103,9 +103,10 @@ def test_the_library_without_the_plugin_polls(tmp_path: Path) -> None:
 def test_rendered_resources_are_valid(file: Path, tmp_path: Path) -> None:
     """Every resource is valid by the schemas of Kubernetes and the operators, and has a unique name."""
     found = rendered(CHART, file)
+    names = [(one["metadata"]["namespace"], one["kind"], one["metadata"]["name"]) for one in found]
 
     validate(found, tmp_path)
-    assert len({(one["kind"], one["metadata"]["name"]) for one in found}) == len(found)
+    assert len(set(names)) == len(names)
 
 
 @pytest.mark.parametrize("chart", [LIBRARY, CHART], ids=lambda path: path.name)
@@ -146,9 +147,10 @@ def test_dashboards_and_rules_are_rendered_unchanged() -> None:
 
 
 def test_the_network_policy_restricts_only_the_exporters_port() -> None:
-    """The policy restricts the exporter's port, and leaves all other ports of an engine open."""
-    (policy,) = of_kind(rendered(CHART, CHART / "ci" / "options-values.yaml"), "NetworkPolicy")
-    ours, others = policy["spec"]["ingress"]
+    """The policy restricts the exporter's port where the engines are, and leaves all other ports open."""
+    policies = of_kind(rendered(CHART, CHART / "ci" / "options-values.yaml"), "NetworkPolicy")
+    (at_home,) = of_kind(rendered(CHART, CHART / "ci" / "least-values.yaml"), "NetworkPolicy")
+    ours, others = policies[0]["spec"]["ingress"]
     open_ports = {
         (rule["protocol"], port)
         for rule in others["ports"]
@@ -159,3 +161,15 @@ def test_the_network_policy_restricts_only_the_exporters_port() -> None:
     assert ours["ports"] == [{"port": 9857, "protocol": "TCP"}]
     everything = {(kind, port) for kind in ("TCP", "UDP", "SCTP") for port in range(1, 65536)}
     assert everything - open_ports == {("TCP", 9857)}
+    assert [each["metadata"]["namespace"] for each in policies] == ["llm", "llm-canary"]
+    assert at_home["metadata"]["namespace"] == "default"
+
+
+def test_the_network_policy_opens_no_other_port_on_request(tmp_path: Path) -> None:
+    """Where other policies restrict the engines' ports, the chart's adds only the exporter's."""
+    file = tmp_path / "values.yaml"
+    file.write_text("networkPolicy: {enabled: true, allowOtherPorts: false}")
+    (policy,) = of_kind(rendered(CHART, file), "NetworkPolicy")
+
+    (rule,) = policy["spec"]["ingress"]
+    assert rule["ports"] == [{"port": 9857, "protocol": "TCP"}]
