@@ -109,6 +109,29 @@ def test_rendered_resources_are_valid(file: Path, tmp_path: Path) -> None:
     assert len(set(names)) == len(names)
 
 
+def test_names_and_labels_are_valid_whatever_the_release_is_called(tmp_path: Path) -> None:
+    """A release may be called like a number or be cut at a dot, and two values may have one label."""
+    file = tmp_path / "values.yaml"
+    monitor = {"labels": {"release": "own"}}
+    file.write_text(yaml.safe_dump({"commonLabels": {"release": "all"}, "podMonitor": monitor}))
+    (number,) = of_kind(rendered(CHART, file, name="1e3"), "PodMonitor")
+    (cut,) = of_kind(rendered(CHART, file, name=f"{'a' * 39}.b"), "PodMonitor")
+
+    assert number["metadata"]["labels"]["app.kubernetes.io/instance"] == "1e3"
+    assert number["metadata"]["labels"]["release"] == "own"
+    assert cut["metadata"]["name"] == f"{'a' * 39}-sidestep"
+
+
+def test_a_short_interval_needs_no_timeout(tmp_path: Path) -> None:
+    """The operator ignores a monitor whose timeout exceeds its interval, so there is none by default."""
+    file = tmp_path / "values.yaml"
+    file.write_text("podMonitor: {interval: 5s}")
+    (monitor,) = of_kind(rendered(CHART, file), "PodMonitor")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+
+    assert endpoint == {"port": "sidestep", "path": "/metrics", "interval": "5s"}
+
+
 @pytest.mark.parametrize("chart", [LIBRARY, CHART], ids=lambda path: path.name)
 def test_schemas_of_values_refuse_unknown_keys(chart: Path, tmp_path: Path) -> None:
     """Defaults and examples are valid values, an unknown key is not."""
