@@ -89,7 +89,7 @@ def test_the_library_probes_the_engine_only_on_request(tmp_path: Path) -> None:
 
 
 def test_the_library_without_the_plugin_polls(tmp_path: Path) -> None:
-    """Without the plugin, the pod has neither its container nor its volume, and the exporter polls."""
+    """Without the plugin, the pod has neither its container nor its volume and path, and the exporter polls."""
     polled = ["--triton=http://127.0.0.1:8000"]
     file = library_values(tmp_path, plugin={"enabled": False}, extraArgs=polled)
     ((_, pod),) = pods(rendered(ENGINE, file, library=LIBRARY)[0])
@@ -97,6 +97,9 @@ def test_the_library_without_the_plugin_polls(tmp_path: Path) -> None:
     assert [one["name"] for one in pod["initContainers"]] == ["sidestep"]
     assert pod["initContainers"][0]["args"][-1] == "--triton=http://127.0.0.1:8000"
     assert [one["name"] for one in pod["volumes"]] == ["sidestep-socket", "sidestep-state"]
+    (engine,) = pod["containers"]
+    assert [one["name"] for one in engine["volumeMounts"]] == ["sidestep-socket"]
+    assert [one["name"] for one in engine["env"]] == ["SIDESTEP_ENDPOINT", "SIDESTEP_NAMESPACE"]
 
 
 @pytest.mark.parametrize("file", VALUES, ids=lambda path: path.stem)

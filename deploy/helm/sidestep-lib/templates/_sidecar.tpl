@@ -100,24 +100,31 @@ seccompProfile:
     sizeLimit: 64Mi
 {{- end -}}
 
-{{- /* Of the engine. A chart that sets PYTHONPATH itself puts /opt/sidestep/plugin: before it and leaves this one's away. */}}
+{{- /* Of the engine. A chart that sets PYTHONPATH itself puts /opt/sidestep/plugin: before it and leaves this one's away.
+Without plugin.enabled the engine's image has the plugin, or the engine needs none. */}}
 {{- define "sidestep.env" -}}
+{{- $sidestep := index .Values "sidestep-lib" -}}
 - name: SIDESTEP_ENDPOINT
   value: ipc:///run/sidestep/ingest/ingest.ipc
 - name: SIDESTEP_NAMESPACE
   valueFrom:
     fieldRef:
       fieldPath: metadata.name
+{{- if $sidestep.plugin.enabled }}
 - name: PYTHONPATH
   value: /opt/sidestep/plugin
 {{- end -}}
+{{- end -}}
 
 {{- define "sidestep.volumeMounts" -}}
+{{- $sidestep := index .Values "sidestep-lib" -}}
 - name: sidestep-socket
   mountPath: /run/sidestep
+{{- if $sidestep.plugin.enabled }}
 - name: sidestep-plugin
   mountPath: /opt/sidestep/plugin
   readOnly: true
+{{- end -}}
 {{- end -}}
 
 {{- /* Of the engine, whose container asks the sidecar: they share the pod's network. */}}
