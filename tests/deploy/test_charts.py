@@ -88,6 +88,34 @@ def test_the_library_probes_the_engine_only_on_request(tmp_path: Path) -> None:
     assert probe["httpGet"]["port"] == port["containerPort"]
 
 
+def test_the_library_serves_a_page_with_tls_as_any_user(tmp_path: Path) -> None:
+    """Files come from the chart's volumes, probes speak TLS, and a platform may assign the user."""
+    mount = {"name": "sidestep-socket", "mountPath": "/etc/sidestep", "readOnly": True}
+    file = library_values(
+        tmp_path,
+        extraArgs=["--web.config.file=/etc/sidestep/web.yml"],
+        extraVolumeMounts=[mount],
+        probeHttpGet={"scheme": "HTTPS"},
+        readinessProbe={"enabled": True},
+        fixedUser=False,
+    )
+    found = rendered(ENGINE, file, library=LIBRARY)
+    ((_, pod),) = pods(found[0])
+    plugin, sidecar = pod["initContainers"]
+    probes = (
+        sidecar["startupProbe"],
+        sidecar["livenessProbe"],
+        pod["containers"][0]["readinessProbe"],
+    )
+
+    validate(found, tmp_path)
+    assert sidecar["volumeMounts"][-1] == mount
+    assert [each["httpGet"]["scheme"] for each in probes] == ["HTTPS"] * 3
+    for container in (plugin, sidecar):
+        assert not {"runAsUser", "runAsGroup"} & set(container["securityContext"])
+        assert container["securityContext"]["runAsNonRoot"]
+
+
 def test_the_library_without_the_plugin_polls(tmp_path: Path) -> None:
     """Without the plugin, the pod has neither its container nor its volume and path, and the exporter polls."""
     polled = ["--triton=http://127.0.0.1:8000"]

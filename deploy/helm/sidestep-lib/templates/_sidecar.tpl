@@ -14,8 +14,10 @@ sidestep.terminationGracePeriodSeconds. Not a list, and nothing unless it is ena
 
 {{- define "sidestep.securityContext" -}}
 runAsNonRoot: true
+{{- if (index .Values "sidestep-lib").fixedUser }}
 runAsUser: 65532
 runAsGroup: 65532
+{{- end }}
 readOnlyRootFilesystem: true
 allowPrivilegeEscalation: false
 capabilities:
@@ -63,11 +65,11 @@ seccompProfile:
     - name: sidestep
       containerPort: 9857
   startupProbe:
-    httpGet: {path: /-/ready, port: sidestep}
+    httpGet: {{ merge (dict "path" "/-/ready" "port" "sidestep") $sidestep.probeHttpGet | toJson }}
     periodSeconds: 1
     failureThreshold: 60
   livenessProbe:
-    httpGet: {path: /-/healthy, port: sidestep}
+    httpGet: {{ merge (dict "path" "/-/healthy" "port" "sidestep") $sidestep.probeHttpGet | toJson }}
     periodSeconds: 10
     timeoutSeconds: 5
     failureThreshold: 6
@@ -81,6 +83,9 @@ seccompProfile:
       mountPath: /run/sidestep
     - name: sidestep-state
       mountPath: /var/lib/sidestep
+    {{- with $sidestep.extraVolumeMounts }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
 {{- end -}}
 
 {{- define "sidestep.volumes" -}}
@@ -132,7 +137,7 @@ Without plugin.enabled the engine's image has the plugin, or the engine needs no
 {{- $sidestep := index .Values "sidestep-lib" -}}
 {{- if $sidestep.readinessProbe.enabled -}}
 readinessProbe:
-  httpGet: {path: "/-/engines?ready", port: 9857}
+  httpGet: {{ merge (dict "path" "/-/engines?ready" "port" 9857) $sidestep.probeHttpGet | toJson }}
   periodSeconds: {{ $sidestep.readinessProbe.periodSeconds }}
   timeoutSeconds: 2
   failureThreshold: {{ $sidestep.readinessProbe.failureThreshold }}
