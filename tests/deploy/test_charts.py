@@ -88,8 +88,36 @@ def test_the_library_probes_the_engine_only_on_request(tmp_path: Path) -> None:
     assert probe["httpGet"]["port"] == port["containerPort"]
 
 
+def test_the_library_serves_a_page_with_tls_as_any_user(tmp_path: Path) -> None:
+    """Files come from the chart's volumes, probes speak TLS, and a platform may assign the user."""
+    mount = {"name": "sidestep-socket", "mountPath": "/etc/sidestep", "readOnly": True}
+    file = library_values(
+        tmp_path,
+        extraArgs=["--web.config.file=/etc/sidestep/web.yml"],
+        extraVolumeMounts=[mount],
+        probeHttpGet={"scheme": "HTTPS"},
+        readinessProbe={"enabled": True},
+        fixedUser=False,
+    )
+    found = rendered(ENGINE, file, library=LIBRARY)
+    ((_, pod),) = pods(found[0])
+    plugin, sidecar = pod["initContainers"]
+    probes = (
+        sidecar["startupProbe"],
+        sidecar["livenessProbe"],
+        pod["containers"][0]["readinessProbe"],
+    )
+
+    validate(found, tmp_path)
+    assert sidecar["volumeMounts"][-1] == mount
+    assert [each["httpGet"]["scheme"] for each in probes] == ["HTTPS"] * 3
+    for container in (plugin, sidecar):
+        assert not {"runAsUser", "runAsGroup"} & set(container["securityContext"])
+        assert container["securityContext"]["runAsNonRoot"]
+
+
 def test_the_library_without_the_plugin_polls(tmp_path: Path) -> None:
-    """Without the plugin, the pod has neither its container nor its volume, and the exporter polls."""
+    """Without the plugin, the pod has neither its container nor its volume and path, and the exporter polls."""
     polled = ["--triton=http://127.0.0.1:8000"]
     file = library_values(tmp_path, plugin={"enabled": False}, extraArgs=polled)
     ((_, pod),) = pods(rendered(ENGINE, file, library=LIBRARY)[0])
@@ -97,15 +125,42 @@ def test_the_library_without_the_plugin_polls(tmp_path: Path) -> None:
     assert [one["name"] for one in pod["initContainers"]] == ["sidestep"]
     assert pod["initContainers"][0]["args"][-1] == "--triton=http://127.0.0.1:8000"
     assert [one["name"] for one in pod["volumes"]] == ["sidestep-socket", "sidestep-state"]
+    (engine,) = pod["containers"]
+    assert [one["name"] for one in engine["volumeMounts"]] == ["sidestep-socket"]
+    assert [one["name"] for one in engine["env"]] == ["SIDESTEP_ENDPOINT", "SIDESTEP_NAMESPACE"]
 
 
 @pytest.mark.parametrize("file", VALUES, ids=lambda path: path.stem)
 def test_rendered_resources_are_valid(file: Path, tmp_path: Path) -> None:
     """Every resource is valid by the schemas of Kubernetes and the operators, and has a unique name."""
     found = rendered(CHART, file)
+    names = [(one["metadata"]["namespace"], one["kind"], one["metadata"]["name"]) for one in found]
 
     validate(found, tmp_path)
-    assert len({(one["kind"], one["metadata"]["name"]) for one in found}) == len(found)
+    assert len(set(names)) == len(names)
+
+
+def test_names_and_labels_are_valid_whatever_the_release_is_called(tmp_path: Path) -> None:
+    """A release may be called like a number or be cut at a dot, and two values may have one label."""
+    file = tmp_path / "values.yaml"
+    monitor = {"labels": {"release": "own"}}
+    file.write_text(yaml.safe_dump({"commonLabels": {"release": "all"}, "podMonitor": monitor}))
+    (number,) = of_kind(rendered(CHART, file, name="1e3"), "PodMonitor")
+    (cut,) = of_kind(rendered(CHART, file, name=f"{'a' * 39}.b"), "PodMonitor")
+
+    assert number["metadata"]["labels"]["app.kubernetes.io/instance"] == "1e3"
+    assert number["metadata"]["labels"]["release"] == "own"
+    assert cut["metadata"]["name"] == f"{'a' * 39}-sidestep"
+
+
+def test_a_short_interval_needs_no_timeout(tmp_path: Path) -> None:
+    """The operator ignores a monitor whose timeout exceeds its interval, so there is none by default."""
+    file = tmp_path / "values.yaml"
+    file.write_text("podMonitor: {interval: 5s}")
+    (monitor,) = of_kind(rendered(CHART, file), "PodMonitor")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+
+    assert endpoint == {"port": "sidestep", "path": "/metrics", "interval": "5s"}
 
 
 @pytest.mark.parametrize("chart", [LIBRARY, CHART], ids=lambda path: path.name)
@@ -146,9 +201,10 @@ def test_dashboards_and_rules_are_rendered_unchanged() -> None:
 
 
 def test_the_network_policy_restricts_only_the_exporters_port() -> None:
-    """The policy restricts the exporter's port, and leaves all other ports of an engine open."""
-    (policy,) = of_kind(rendered(CHART, CHART / "ci" / "options-values.yaml"), "NetworkPolicy")
-    ours, others = policy["spec"]["ingress"]
+    """The policy restricts the exporter's port where the engines are, and leaves all other ports open."""
+    policies = of_kind(rendered(CHART, CHART / "ci" / "options-values.yaml"), "NetworkPolicy")
+    (at_home,) = of_kind(rendered(CHART, CHART / "ci" / "least-values.yaml"), "NetworkPolicy")
+    ours, others = policies[0]["spec"]["ingress"]
     open_ports = {
         (rule["protocol"], port)
         for rule in others["ports"]
@@ -159,3 +215,15 @@ def test_the_network_policy_restricts_only_the_exporters_port() -> None:
     assert ours["ports"] == [{"port": 9857, "protocol": "TCP"}]
     everything = {(kind, port) for kind in ("TCP", "UDP", "SCTP") for port in range(1, 65536)}
     assert everything - open_ports == {("TCP", 9857)}
+    assert [each["metadata"]["namespace"] for each in policies] == ["llm", "llm-canary"]
+    assert at_home["metadata"]["namespace"] == "default"
+
+
+def test_the_network_policy_opens_no_other_port_on_request(tmp_path: Path) -> None:
+    """Where other policies restrict the engines' ports, the chart's adds only the exporter's."""
+    file = tmp_path / "values.yaml"
+    file.write_text("networkPolicy: {enabled: true, allowOtherPorts: false}")
+    (policy,) = of_kind(rendered(CHART, file), "NetworkPolicy")
+
+    (rule,) = policy["spec"]["ingress"]
+    assert rule["ports"] == [{"port": 9857, "protocol": "TCP"}]

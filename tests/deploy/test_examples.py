@@ -134,15 +134,20 @@ def test_autoscalers_use_the_adapters_metrics() -> None:
 
 
 def test_scrapers_use_the_sidecars_port() -> None:
-    """Monitors, scrape configuration and endpoint picker use the sidecar's port."""
+    """Monitors, scrape configuration and endpoint picker use the sidecar's port.
+
+    A Service names it by number: those of Kubernetes before 1.33 find no name in an init container (its issue 127958).
+    """
     files = ("podmonitor", "servicemonitor", "podmonitoring", "vmpodscrape")
     monitors = [each for file in files for each in resources(text(f"{file}.yaml"))]
     fields = "podMetricsEndpoints", "endpoints", "ports"
-    ports = [each["spec"][name] for each in monitors for name in fields if name in each["spec"]]
+    ports = [each["spec"][name][0] for each in monitors for name in fields if name in each["spec"]]
     (picker,) = resources(text("endpoint-picker.yaml"))
     parameters = picker["plugins"][0]["parameters"]
 
-    assert {port[0].get("targetPort", port[0]["port"]) for port in ports} == {PORT["name"]}
+    targets = [each.pop("targetPort") for each in ports if "targetPort" in each]
+    assert targets == [PORT["containerPort"]]
+    assert {each.get("name", each["port"]) for each in ports} == {PORT["name"]}
     assert len(ports) == len(monitors)
     assert f"regex: {PORT['name']}," in text("prometheus.yml")
     assert (parameters["path"], parameters["port"]) == ("/metrics/pod", PORT["containerPort"])

@@ -12,7 +12,7 @@ import pytest
 
 from command_line import one_line, sidestep
 from injection import assert_injected
-from manifests import KUSTOMIZE, ROOT, Resource, named, pods, resources, template
+from manifests import KUSTOMIZE, ROOT, Resource, environ, named, pods, resources, template
 from schemas import validate
 from sidestep_tools.doctor.manifests.checks import check
 
@@ -127,14 +127,17 @@ def test_what_is_added_is_what_the_component_adds() -> None:
 
 
 def test_every_engine_of_a_pod_gets_the_plugin() -> None:
-    """There is one exporter in the pod."""
+    """There is one exporter in the pod, and no two engines have one namespace, as they may serve the same model."""
     found = injected(TWO_ENGINES.read_text())
     pod = specification(found[0])
+    chat, embed = (environ(each, {"metadata.name": "pod-0"}) for each in pod["containers"])
 
     for engine in pod["containers"]:
         assert named(engine["env"], "PYTHONPATH")["value"].startswith("/opt/sidestep/plugin")
         assert named(engine["volumeMounts"], "sidestep-socket")
     assert len([each for each in pod["initContainers"] if each["name"] == "sidestep"]) == 1
+    assert chat["SIDESTEP_NAMESPACE"] == "pod-0"
+    assert embed["SIDESTEP_NAMESPACE"] == "pod-0:embed"
 
 
 def test_documents_without_an_engine_pass_as_they_are() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from manifests import ROOT, Resource, resources, tool
+from manifests import ROOT, Resource, tool
+from sidestep.config.yaml_reader import read_documents
 
 CHARTS = ROOT / "deploy" / "helm"
 LIBRARY = CHARTS / "sidestep-lib"
@@ -24,4 +25,5 @@ def rendered(
         [tool("helm-render"), *more, chart, *values], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    return resources(done.stdout)
+    # Flux and Argo CD pass charts through kustomize, which refuses duplicate keys, as this reader does.
+    return [one for one in read_documents(done.stdout) if one]

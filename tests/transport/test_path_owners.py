@@ -264,6 +264,16 @@ def test_engines_of_a_pod_connect_whatever_their_user(mode: int, mount: Path) ->
         assert "with --ingest.ipc-group one of a group of this process" in alone
 
 
+def test_an_exporter_outside_its_group_says_so_at_each_start(mount: Path) -> None:
+    """It leaves no directory behind that the next start would blame, as in a pod whose containers are restarted."""
+    mount.chmod(0o1777)
+    program = LISTENS.replace("Access(group=int(group))", "Access(group=4711)")
+    for _ in range(2):
+        listens = command(program, f"ipc://{mount}/ingest/ingest.ipc", EXPORTER, EXPORTER)
+        done = subprocess.run(listens, capture_output=True, text=True, check=False)
+        assert "ingest: this process is not in group 4711\n" in done.stderr
+
+
 def said(endpoint: str, user: int, *groups: int) -> str:
     """Return what an engine's connection says as this user, of these groups."""
     connects = command(CONNECTS, endpoint, user, *groups)

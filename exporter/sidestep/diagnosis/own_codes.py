@@ -139,7 +139,7 @@ CONTESTED = Code("SD136", "warning", "Two living processes have one identity",
     "The host name (or SIDESTEP_NAMESPACE), model and port of two servers are equal, or their"
     " command lines name no port. Both are counted, one with `~2` in its namespace; after a restart"
     " it may be the other one.",
-    "Give each server a SIDESTEP_NAMESPACE of its own, or name its port with --port.")
+    "Give each server a SIDESTEP_NAMESPACE of its own, or none, and name its port with --port.")
 COUNTED_TWICE = Code("SD137", "error", "Two processes of an engine count the same requests",
     "The engine's core has a scheduler with a tap, and its front end does not know that. The"
     " exporter accepts only the one that connected first.",

@@ -70,7 +70,12 @@ def prepare_directory(path: Path, group: int | None = None) -> None:
         _inspect(path.stat(), group)
         return
     if group is not None:
-        os.chown(path, -1, group)
+        try:
+            os.chown(path, -1, group)
+        except PermissionError:
+            # Or the next start would find the directory, and blame it.
+            path.rmdir()
+            raise PermissionError(errno.EPERM, f"this process is not in group {group}") from None
         # chown by a non-member clears the set-group bit, so chmod comes after it.
         path.chmod(0o2770)
 

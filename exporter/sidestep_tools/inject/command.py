@@ -23,6 +23,7 @@ from sidestep_tools.doctor.manifests.reading import mapping, without_nulls
 from sidestep_tools.inject import tree
 
 PLUGIN = "/opt/sidestep/plugin"
+NAMESPACE = "SIDESTEP_NAMESPACE"
 GROUP = 65532
 AFTER_ENGINE = 18
 """Seconds that the exporter may need after the engine: --shutdown.linger and a snapshot."""
@@ -114,8 +115,8 @@ class Injection:
         nodes = [*tree.items(node, "initContainers"), *tree.items(node, "containers")]
         for engine in engines:
             index = [each is engine.container for each in containers].index(True)
-            self._add_to_engine(nodes[index], engine)
             name = engine.container.name
+            self._add_to_engine(nodes[index], engine, name if engine is not engines[0] else "")
             self.notes.append(f"{subject}: added the exporter, and the plugin to container {name}")
         self._add_to_pod(node, engines)
         return True
@@ -150,7 +151,8 @@ class Injection:
         if engines[0].pod.spec.termination_grace_period_seconds < needed:
             tree.put(node, "terminationGracePeriodSeconds", tree.represent(needed))
 
-    def _add_to_engine(self, node: yaml.Node, engine: Engine) -> None:
+    def _add_to_engine(self, node: yaml.Node, engine: Engine, suffix: str) -> None:
+        """Patch an engine's container; the suffix distinguishes it from a pod's first, which may serve the same model."""
         (template,) = self._pod["containers"]
         facts = environment.VLLM if engine.kind == "vllm" else environment.SGLANG
         known = {each.name: each.value_from for each in engine.container.env}
@@ -160,7 +162,13 @@ class Injection:
                 f"{engine.pod.subject}: {name} has a valueFrom: write its value instead"
             )
         mode = [{"name": facts.mode, "value": "instead"}] * self._is_instead
-        variables = [each for each in (*template["env"], *mode) if each["name"] not in known]
+        added = [*template["env"], *mode]
+        if suffix:
+            names = {each["name"]: each for each in added}
+            pod = {**names[NAMESPACE], "name": "POD_NAME"}
+            names[NAMESPACE] = {"name": NAMESPACE, "value": f"$(POD_NAME):{suffix}"}
+            added = [pod, *names.values()]
+        variables = [each for each in added if each["name"] not in known]
         changed = {}
         if "PYTHONPATH" in given:
             changed["PYTHONPATH"] = ":".join(filter(None, (PLUGIN, given["PYTHONPATH"])))

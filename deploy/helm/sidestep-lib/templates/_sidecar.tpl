@@ -14,8 +14,10 @@ sidestep.terminationGracePeriodSeconds. Not a list, and nothing unless it is ena
 
 {{- define "sidestep.securityContext" -}}
 runAsNonRoot: true
+{{- if (index .Values "sidestep-lib").fixedUser }}
 runAsUser: 65532
 runAsGroup: 65532
+{{- end }}
 readOnlyRootFilesystem: true
 allowPrivilegeEscalation: false
 capabilities:
@@ -63,11 +65,11 @@ seccompProfile:
     - name: sidestep
       containerPort: 9857
   startupProbe:
-    httpGet: {path: /-/ready, port: sidestep}
+    httpGet: {{ merge (dict "path" "/-/ready" "port" "sidestep") $sidestep.probeHttpGet | toJson }}
     periodSeconds: 1
     failureThreshold: 60
   livenessProbe:
-    httpGet: {path: /-/healthy, port: sidestep}
+    httpGet: {{ merge (dict "path" "/-/healthy" "port" "sidestep") $sidestep.probeHttpGet | toJson }}
     periodSeconds: 10
     timeoutSeconds: 5
     failureThreshold: 6
@@ -81,6 +83,9 @@ seccompProfile:
       mountPath: /run/sidestep
     - name: sidestep-state
       mountPath: /var/lib/sidestep
+    {{- with $sidestep.extraVolumeMounts }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
 {{- end -}}
 
 {{- define "sidestep.volumes" -}}
@@ -100,24 +105,31 @@ seccompProfile:
     sizeLimit: 64Mi
 {{- end -}}
 
-{{- /* Of the engine. A chart that sets PYTHONPATH itself puts /opt/sidestep/plugin: before it and leaves this one's away. */}}
+{{- /* Of the engine. A chart that sets PYTHONPATH itself puts /opt/sidestep/plugin: before it and leaves this one's away.
+Without plugin.enabled the engine's image has the plugin, or the engine needs none. */}}
 {{- define "sidestep.env" -}}
+{{- $sidestep := index .Values "sidestep-lib" -}}
 - name: SIDESTEP_ENDPOINT
   value: ipc:///run/sidestep/ingest/ingest.ipc
 - name: SIDESTEP_NAMESPACE
   valueFrom:
     fieldRef:
       fieldPath: metadata.name
+{{- if $sidestep.plugin.enabled }}
 - name: PYTHONPATH
   value: /opt/sidestep/plugin
 {{- end -}}
+{{- end -}}
 
 {{- define "sidestep.volumeMounts" -}}
+{{- $sidestep := index .Values "sidestep-lib" -}}
 - name: sidestep-socket
   mountPath: /run/sidestep
+{{- if $sidestep.plugin.enabled }}
 - name: sidestep-plugin
   mountPath: /opt/sidestep/plugin
   readOnly: true
+{{- end -}}
 {{- end -}}
 
 {{- /* Of the engine, whose container asks the sidecar: they share the pod's network. */}}
@@ -125,7 +137,7 @@ seccompProfile:
 {{- $sidestep := index .Values "sidestep-lib" -}}
 {{- if $sidestep.readinessProbe.enabled -}}
 readinessProbe:
-  httpGet: {path: "/-/engines?ready", port: 9857}
+  httpGet: {{ merge (dict "path" "/-/engines?ready" "port" 9857) $sidestep.probeHttpGet | toJson }}
   periodSeconds: {{ $sidestep.readinessProbe.periodSeconds }}
   timeoutSeconds: 2
   failureThreshold: {{ $sidestep.readinessProbe.failureThreshold }}

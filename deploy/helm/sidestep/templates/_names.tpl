@@ -1,17 +1,15 @@
+{{- /* Of a chart's context and labels that one resource has besides. Not written out: a name may look like a number, and a key be in both. */}}
 {{- define "sidestep.labels" -}}
-app.kubernetes.io/name: sidestep
-app.kubernetes.io/instance: {{ .Release.Name }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
-{{- with .Values.commonLabels }}
-{{ toYaml . }}
-{{- end }}
+{{- $context := first . -}}
+{{- $own := dict "app.kubernetes.io/name" "sidestep" "app.kubernetes.io/instance" $context.Release.Name "app.kubernetes.io/version" $context.Chart.AppVersion "app.kubernetes.io/managed-by" $context.Release.Service -}}
+{{ toYaml (merge (dict) (last .) $context.Values.commonLabels $own) }}
 {{- end -}}
 
 {{- define "sidestep.fullname" -}}
+{{- $name := .Release.Name | trunc 40 | trimAll "-." -}}
 {{- if contains "sidestep" .Release.Name -}}
-{{ .Release.Name | trunc 40 | trimSuffix "-" }}
+{{ $name }}
 {{- else -}}
-{{ printf "%s-sidestep" (.Release.Name | trunc 40 | trimSuffix "-") }}
+{{ $name }}-sidestep
 {{- end -}}
 {{- end -}}
