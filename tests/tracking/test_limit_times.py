@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import msgspec
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sidestep.protocol.iteration_stats import IterationStats
@@ -114,6 +114,17 @@ def by_definition(events: Sequence[Event]) -> dict[str, float]:
     return {limit: count / 1e3 for limit, count in counted.items()}
 
 
+FIRST_STEP = [
+    ("ask", 0, 9, 0),
+    ("end", 0, 5, 0),
+    ("step", 0, 6, 1),
+    ("ask", 1, 1, 0),
+    ("empty", 1, 1, 0),
+]
+"""The engine's first step ends after another request has come."""
+
+
+@example(chosen=FIRST_STEP, cuts=set())
 @given(chosen=moves, cuts=st.sets(st.integers(0, 40), max_size=5))
 def test_any_stream_equals_the_definition(
     chosen: list[tuple[str, int, int | None, int]], cuts: set[int]

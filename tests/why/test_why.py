@@ -24,6 +24,7 @@ from pages import get
 from ports import free_port
 from reporting_processes import process
 from sidestep.app.demo import recording
+from sidestep.catalog.tuning import CAUSES
 from sidestep.engines.sglang.wire import SglangRequest, SglangRequests
 from sidestep.engines.vllm.wire import SchedulerStats, VllmStep
 from sidestep.errors import ConfigError
@@ -37,9 +38,10 @@ from sidestep_adapters.publisher.publisher import Publisher
 from sidestep_tools.request_records import Record
 from sidestep_tools.why.analysis import report
 from sidestep_tools.why.command import Question, _chosen
+from sidestep_tools.why.evidence import evidence
 from sidestep_tools.why.sources import from_file
 from sidestep_tools.why.text import joined_line, report_lines, request_lines
-from sidestep_tools.why.timeline import EngineTimeline
+from sidestep_tools.why.timeline import EngineTimeline, Steps, steps_of
 from sidestep_tools.why.timeline import Timeline as Read
 from sidestep_tools.why.trace import trace
 from slow_engines import INFO, Load, connected, fed
@@ -197,6 +199,27 @@ async def test_twice_the_cache(start: Start) -> None:
     rise = 100 * (ratios[2.0] - ratios[1.0])
     assert rise > 5
     assert f"at twice the cache the hit ratio rises by {rise:.0f} points" in text
+
+
+def test_steps_of_an_asynchronous_engine_take_what_they_add() -> None:
+    """A step that is scheduled while another runs takes as long as it runs after that one."""
+    ends = [1000.0 + 0.11 * (number // 2) + 0.1 * (number % 2) for number in range(100)]
+    kinds = [number % 2 for number in range(100)]
+    none = [0] * 100
+    steps = Steps(
+        end=ends,
+        seconds=[0.11] * 100,
+        prefill_requests=kinds,
+        prefill_tokens=none,
+        decode_requests=[8] * 100,
+        decode_tokens=none,
+        limit=none,
+    )
+    cause = next(each for each in CAUSES if each.name == "interference")
+
+    found = [*evidence(cause, [*steps_of(EngineTimeline(id="e", steps=steps), ["none"])], {}, ())]
+
+    assert found == ["a step with prefill takes 100ms (median), without 10.0ms"]
 
 
 async def test_records_and_recordings_give_the_same_answer(start: Start, tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ PARTS: Mapping[str, str] = {
     "queue": "#f2b56b",
     **{f"queue.{limit}": color for limit, color in LIMITS.items()},
     "queue.unknown": "#a3acb8",
+    "queue.stalled": "#4f0a11",
     "transfer": "#8a5a2b",
     "prefill_remote": "#1f6f43",
     "prefill": "#2e9e5b",

@@ -123,7 +123,7 @@ CAUSES = (
         "TTFT is what users wait for: prompts then take more steps.",
         "Time of steps with and without prefill, sidestep_iteration_duration_seconds.",
     ),
-    Cause("stalled", ("stalled",),
+    Cause("stalled", ("queue.stalled", "stalled"),
         "No step ended for much longer than usual.",
         (), "Look at /-/engines and the stack of the thread: docs/health.md.",
         "the engine has just started: the first steps compile.", "sidestep_engine_stalled_seconds.",

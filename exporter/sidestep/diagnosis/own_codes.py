@@ -24,7 +24,7 @@ NOT_SERVING = Code("SD140", "warning", "No engine serves requests",
     "All engines that the exporter knows are starting, stopped or asleep.",
     "Start an engine, or wait until one has loaded its model; /-/engines has their states.")
 OVERLOADED = Code("SD141", "warning", "An engine is full or saturated",
-    "Requests wait because the KV cache is full, or more load is offered than the engine can serve.",
+    "More load is offered than the engine can serve, or requests wait: for KV blocks, or more than run.",
     "Add a replica, or send it less load; see autoscaling.md.")
 OUTLIER = Code("SD142", "warning", "A replica is slower than the others of its model",
     "The engine's p95 of TTFT or ITL in the last minute is three times the median of its replicas or more.",

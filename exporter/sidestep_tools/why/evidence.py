@@ -64,7 +64,7 @@ def _of_twice_the_cache(curve: Sequence[CurvePoint]) -> Iterator[str]:
 
 def _of_larger_batches(steps: Sequence[Step]) -> Iterator[str]:
     """Yield how much longer steps of larger batches are, from the decode steps of two sizes."""
-    decodes = sorted((s.size, s.end - s.start) for s in steps if not s.prefill_requests)
+    decodes = sorted((s.size, s.end - s.begin) for s in steps if not s.prefill_requests)
     if not decodes:
         return
     most = decodes[-1][0]
@@ -80,7 +80,7 @@ def _of_larger_batches(steps: Sequence[Step]) -> Iterator[str]:
 
 def _of_prefill(steps: Sequence[Step]) -> Iterator[str]:
     both = [
-        sorted(s.end - s.start for s in steps if bool(s.prefill_requests) is has_prefill)
+        sorted(s.end - s.begin for s in steps if bool(s.prefill_requests) is has_prefill)
         for has_prefill in (True, False)
     ]
     if all(both):

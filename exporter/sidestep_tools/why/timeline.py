@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
@@ -68,9 +69,13 @@ class Timeline(msgspec.Struct, kw_only=True):
 
 
 class Step(NamedTuple):
-    """One step; ``limit`` is empty where it is unknown."""
+    """One step; ``limit`` is empty where it is unknown.
+
+    With asynchronous scheduling a step is scheduled while another runs: it begins after that one.
+    """
 
     start: float
+    begin: float
     end: float
     size: int
     prefill_requests: int
@@ -81,7 +86,7 @@ class Step(NamedTuple):
 
 def steps_of(engine: EngineTimeline, limits: Sequence[str]) -> Iterator[Step]:
     """Yield the steps of an engine whose duration is known."""
-    steps = engine.steps
+    steps, before = engine.steps, -math.inf
     for end, seconds, prefills, prefill_tokens, decodes, tokens, limit in zip(
         steps.end,
         steps.seconds,
@@ -95,7 +100,11 @@ def steps_of(engine: EngineTimeline, limits: Sequence[str]) -> Iterator[Step]:
         if seconds is not None:
             name = limits[limit] if 0 <= limit < len(limits) else ""
             size = prefills + decodes
-            yield Step(end - seconds, end, size, prefills, prefill_tokens, tokens, name)
+            start = end - seconds
+            # Times of a recording that is replayed again go back.
+            begin = max(start, before) if before <= end else start
+            yield Step(start, begin, end, size, prefills, prefill_tokens, tokens, name)
+        before = end
 
 
 def parts_of(record: Record) -> Mapping[str, float]:

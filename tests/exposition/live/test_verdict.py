@@ -207,6 +207,11 @@ def test_engines_of_which_none_needs_attention(
             "warning",
             "engine a is saturated: load 100% of its capacity, 0 requests",
         ),
+        (
+            {"running": 8, "waiting": 196, "saturation": 0.9, "limit": "slots", "limit_share": 0.6},
+            "warning",
+            "engine a is saturated: 196 requests wait, 8 run",
+        ),
     ],
 )
 def test_an_engine_that_needs_attention(fields: dict[str, Any], level: str, text: str) -> None:
@@ -223,6 +228,9 @@ def test_an_engine_that_needs_attention(fields: dict[str, Any], level: str, text
         {"waiting": 0, "kv_cache_usage": 1.0},
         {"waiting": 5, "kv_cache_usage": 0.94},
         {"waiting": 5},
+        {"running": 8, "waiting": 8, "limit": "slots", "limit_share": 0.9},
+        {"running": 8, "waiting": 196, "limit": "slots", "limit_share": 0.4},
+        {"running": 8, "waiting": 9, "limit": "kv_transfer", "limit_share": 0.9},
         {"saturation": 0.999},
     ],
 )

@@ -18,6 +18,10 @@ from sidestep.tracking.health.states import LEVELS, EngineState, Level
 
 FULL = 0.95
 """At this share of the KV cache in use, waiting requests are taken to wait for blocks."""
+BEHIND = 0.5
+"""Requests that wait for a place in this share of the busy time, more than run, are too many."""
+PLACES = ("slots", "tokens", "kv_blocks", "lora")
+"""Limits of a batch's places; a grammar or a transfer is a wait of the request's own."""
 OUTLIER = 3.0
 """A replica's p95 stands out if it is at least this multiple of the median of the other replicas."""
 ENOUGH = 20
@@ -167,6 +171,11 @@ def _overload(row: EngineRow) -> _Problem | None:
         return _Problem("full", waiting, row, text)
     if load is not None and load >= 1.0:
         text = f"is saturated: load {load:.0%} of its capacity, {waiting:.0f} requests wait"
+        return _Problem("saturated", waiting, row, text)
+    running, share = row.running or 0.0, row.limit_share or 0.0
+    if waiting > running and share >= BEHIND and row.limit in PLACES:
+        # The load may be over: the engine still has to serve what has come.
+        text = f"is saturated: {waiting:.0f} requests wait, {running:.0f} run"
         return _Problem("saturated", waiting, row, text)
     return None
 

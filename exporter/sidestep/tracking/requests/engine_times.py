@@ -14,8 +14,10 @@ from sidestep.protocol.request_events import LIMITS
 
 MIN_STALL = 0.05
 """Seconds between two steps that are never a stall."""
+MIN_LONG_STEP = 1.0
+"""Seconds of a step that are never a stall."""
 STALL_FACTOR = 10.0
-"""A stall is longer than this multiple of the engine's usual time between two steps."""
+"""A stall is longer than this multiple of the usual time between two steps, or of such a step."""
 WEIGHT = 1 / 16
 """Weight of the newest value in a mean."""
 
@@ -26,13 +28,17 @@ class EngineTimes(msgspec.Struct, array_like=True, gc=False):
     Attributes:
         ended: End of the latest step; None: there was none.
         gap: Usual time between the end of a step and the start of the next one.
-        stalled: Time between steps that was longer than usual.
+        stalled: Time between steps, and of steps, that was longer than usual.
         interference: Time of steps with prefill that they would not have taken without.
         decode_times: Usual size of a batch and usual time of its steps without prefill, by the number of
             bits of the size.
         limit: Index into ``LIMITS`` of what has limited the engine since ``limited_at``; None: unknown.
         limited_at: Start of the latest step's scheduling; None: unknown.
         limits: Time of each limit until ``limited_at``.
+        prefill_time: Usual time of a prompt's token; 0: unknown.
+        hung: Time of all steps that was much longer than usual.
+        hang: That of the latest one of them.
+        hung_until: Its end.
     """
 
     ended: float | None = None
@@ -43,19 +49,24 @@ class EngineTimes(msgspec.Struct, array_like=True, gc=False):
     limit: int | None = None
     limited_at: float | None = None
     limits: tuple[float, ...] = ()
+    prefill_time: float = 0.0
+    hung: float = 0.0
+    hang: float = 0.0
+    hung_until: float = 0.0
 
     def interrupt(self) -> None:
         """Forget the latest step, since events are missing or another process sends the next one."""
         self.ended = self.limit = self.limited_at = None
+        self.hang = 0.0
 
-    def step(self, started: float, ended: float, decoding: int, *, has_prefill: bool) -> float:
+    def step(self, started: float, ended: float, decoding: int, prefilled: int) -> float:
         """Add a step, and return when it began.
 
         Args:
             started: Start of its scheduling; its end if that is unknown.
             ended: Its end.
             decoding: Requests of its batch that are not in prefill.
-            has_prefill: Whether others are.
+            prefilled: Tokens of the others.
         """
         before, self.ended = self.ended, ended
         if started >= ended:
@@ -65,13 +76,33 @@ class EngineTimes(msgspec.Struct, array_like=True, gc=False):
             begin = max(started, before)
             self._wait(begin - before, decoding)
         seconds = ended - begin
-        if not has_prefill:
+        plain = self.decode_time(decoding)
+        usual = self._usual(decoding, prefilled)
+        if not prefilled:
             self._learn(decoding, seconds)
-        else:
-            usual = self.decode_time(decoding)
-            if usual is not None and seconds > usual:
-                self.interference += seconds - usual
+        elif plain is not None:
+            each = max(seconds - plain, 0.0) / prefilled
+            known = self.prefill_time or each
+            self.prefill_time = known + (_bounded(each, known) - known) * WEIGHT
+        if usual is not None and seconds > max(MIN_LONG_STEP, STALL_FACTOR * usual):
+            self.hang, self.hung_until = seconds - usual, ended
+            self.hung += self.hang
+            self.stalled += self.hang
+            seconds = usual
+        if prefilled and plain is not None and seconds > plain:
+            self.interference += seconds - plain
         return begin
+
+    def _usual(self, decoding: int, prefilled: int) -> float | None:
+        """Return the usual time of such a step; None: too little is known of it."""
+        plain = self.decode_time(max(decoding, 1))
+        if plain is None or (prefilled and not self.prefill_time):
+            return None
+        return plain + prefilled * self.prefill_time
+
+    def hung_since(self, stamp: float) -> float:
+        """Return how much of the latest step that was much too long is after ``stamp``."""
+        return min(self.hang, max(self.hung_until - stamp, 0.0))
 
     def _wait(self, seconds: float, decoding: int) -> None:
         """Add the time between two steps; without requests that decode, the engine may have been idle."""
@@ -91,10 +122,9 @@ class EngineTimes(msgspec.Struct, array_like=True, gc=False):
             self.decode_times[group] = float(size), seconds
             return
         mean, usual = self.decode_times[group]
-        bounded = min(max(seconds, usual / 2), usual * 2)
         self.decode_times[group] = (
             mean + (size - mean) * WEIGHT,
-            usual + (bounded - usual) * WEIGHT,
+            usual + (_bounded(seconds, usual) - usual) * WEIGHT,
         )
 
     def decode_time(self, size: int) -> float | None:
@@ -129,3 +159,7 @@ class EngineTimes(msgspec.Struct, array_like=True, gc=False):
             return found
         found += (0.0,) * (limit + 1 - len(found))
         return (*found[:limit], found[limit] + stamp - since, *found[limit + 1 :])
+
+
+def _bounded(seconds: float, usual: float) -> float:
+    return min(max(seconds, usual / 2), usual * 2)

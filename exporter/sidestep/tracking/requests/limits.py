@@ -74,7 +74,7 @@ class LimitTimes(msgspec.Struct, array_like=True, gc=False):
             self.busy.append(Busy(micros, None))
         else:
             self.busy[-1] = Busy(since, micros)
-        if len(self.busy) > (1 if self.limit is None else MAX_BUSY):
+        if len(self.busy) > MAX_BUSY:
             # Without a step there is no other limit.
             self._count(self.busy[1].since, out)
 

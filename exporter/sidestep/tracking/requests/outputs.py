@@ -97,10 +97,7 @@ class OutputTracker:
             limit=event.limit,
         )
         out.steps.append(shape)
-        decoding = shape.decode_requests
-        begin = self._parts.times.step(
-            event.started, event.stamp, decoding, has_prefill=bool(prefill)
-        )
+        begin = self._parts.times.step(event.started, event.stamp, shape.decode_requests, prefilled)
         for number in prefill:
             parts = self._requests.live[number].parts
             if parts is not None:

@@ -8,7 +8,7 @@ no sum explains belongs to the state itself. So the parts always sum to the late
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 
 import msgspec
@@ -19,14 +19,14 @@ from sidestep.tracking.requests.engine_times import EngineTimes
 FRONT_END_IN, QUEUE, FRONT_END_OUT = "front_end_in", "queue", "front_end_out"
 PREFILL_REMOTE, TRANSFER = "prefill_remote", "transfer"
 """Time before the arrival, on the engine that has computed the prompt; the wait for its KV."""
-QUEUE_UNKNOWN = "queue.unknown"
-"""Time in the queue during which the engine's limit is unknown."""
+QUEUE_UNKNOWN, QUEUE_STALLED = "queue.unknown", "queue.stalled"
+"""Time in the queue during which the engine's limit is unknown, or a step took much too long."""
 COMPUTED = ("prefill", "prefill_gap", "decode", "interference", "preempted", "recompute", "stalled")
 """Parts between the queue and the last output."""
 KEYS: Mapping[str, tuple[str, str]] = {
     PREFILL_REMOTE: (PREFILL_REMOTE, ""),
     FRONT_END_IN: (FRONT_END_IN, ""),
-    **{f"{QUEUE}.{limit}": (QUEUE, limit) for limit in (*LIMITS, "unknown")},
+    **{f"{QUEUE}.{limit}": (QUEUE, limit) for limit in (*LIMITS, "unknown", "stalled")},
     TRANSFER: (TRANSFER, ""),
     **{part: (part, "") for part in COMPUTED},
     FRONT_END_OUT: (FRONT_END_OUT, ""),
@@ -50,6 +50,8 @@ class RequestParts(msgspec.Struct, array_like=True, gc=False):
         stalled_before: The engine's stalled time when this state began; None: no step yet.
         interference_before: The engine's interference when this state began.
         transfer: Time in the queue, or preempted, in which it has waited for KV from another engine.
+        hung_before: The engine's time of much too long steps when it entered the queue; None: ``hung`` has
+            how much of such time it has spent there.
     """
 
     queued: float
@@ -68,6 +70,8 @@ class RequestParts(msgspec.Struct, array_like=True, gc=False):
     recompute: float = 0.0
     stalled: float = 0.0
     transfer: float = 0.0
+    hung_before: float | None = None
+    hung: float = 0.0
 
 
 class PartsTracker:
@@ -93,7 +97,7 @@ class PartsTracker:
 
     def queue(self, stamp: float) -> RequestParts:
         """Return the parts of a request that enters the queue."""
-        parts = RequestParts(stamp, stamp)
+        parts = RequestParts(stamp, stamp, hung_before=self.times.hung)
         self._undivided[id(parts)] = parts
         return parts
 
@@ -115,6 +119,7 @@ class PartsTracker:
     def preempt(self, parts: RequestParts, stamp: float) -> None:
         """Note that a request leaves the batch and will return."""
         if parts.state not in (QUEUED, PREEMPTED):
+            self._take_hangs(parts)
             self._close(parts, stamp)
             parts.state = PREEMPTED
 
@@ -128,10 +133,24 @@ class PartsTracker:
 
     def compute(self, parts: RequestParts, begin: float, end: float) -> None:
         """Add a step with tokens of a request that has had no output since it has joined the batch."""
+        times = self.times
         if parts.stalled_before is None:
-            parts.stalled_before = self.times.stalled
+            parts.stalled_before = times.stalled - times.hung_since(parts.since)
+            self._take_hangs(parts)
         if parts.state == PREFILL:
-            parts.prefill += max(end - max(begin, parts.since), 0.0)
+            computed = end - max(begin, parts.since) - times.hung_since(begin)
+            parts.prefill += max(computed, 0.0)
+
+    def _take_hangs(self, parts: RequestParts) -> None:
+        """Note how much of a request's time in the queue was that of much too long steps.
+
+        The end of such a step may come after that of the queue.
+        """
+        times, before = self.times, parts.hung_before
+        if before is not None and times.hung > before and parts.left is not None:
+            earlier = times.hung - before - times.hang
+            parts.hung = earlier + times.hung_since(parts.queued) - times.hung_since(parts.left)
+        parts.hung_before = None
 
     def schedule(self, started: float, limit: int | None) -> None:
         """Note the limit that holds from the start of a step's scheduling; None: unknown."""
@@ -170,6 +189,7 @@ class PartsTracker:
         self._close(parts, stamp)
         if parts.left is None:
             parts.left = parts.since
+        self._take_hangs(parts)
         self._divide(parts, math.inf)
         self.discard(parts)
         if e2e is None or e2e < 0.0:
@@ -185,6 +205,7 @@ class PartsTracker:
                 waited -= seconds
         if waited > 0.0:
             found[QUEUE_UNKNOWN] = waited
+        _take(found, QUEUE_STALLED, parts.hung, [key for key in found if key.startswith(QUEUE)])
         found |= {part: seconds for part in COMPUTED if (seconds := getattr(parts, part)) > 0.0}
         _take_transfer(found, parts.transfer)
         if before < 0.0:
@@ -222,14 +243,18 @@ class PartsTracker:
 
 def _take_transfer(found: dict[str, float], seconds: float) -> None:
     """Take the wait for KV from the parts in which it happened: the queue, or a preemption."""
-    if seconds <= 0.0:
-        return
     waits = [key for key in found if key.startswith(QUEUE) or key == "preempted"]
     # Its transfer was the limit, unless another request waited as well.
     waits.sort(key="queue.kv_transfer".__ne__)
-    taken = min(seconds, sum(found[key] for key in waits))
-    _cut(found, taken, waits)
-    found[TRANSFER] = taken
+    _take(found, TRANSFER, seconds, waits)
+
+
+def _take(found: dict[str, float], part: str, seconds: float, order: Sequence[str]) -> None:
+    """Take up to ``seconds`` from the parts in ``order``, for a part of its own."""
+    taken = min(seconds, sum(found[key] for key in order))
+    if taken > 0.0:
+        _cut(found, taken, order)
+        found[part] = taken
 
 
 def add_front_end(parts: dict[str, float], seconds: float) -> None:
