@@ -60,6 +60,29 @@ async def test_the_rest_is_sent_to_an_exporter_that_returns_during_the_end(start
         assert generated(exporter) == 100
 
 
+KILLED = """
+import os, sys, time
+from peers import publisher
+one = publisher(sys.argv[1])
+deadline = time.monotonic() + 30
+while not one.connected:
+    assert time.monotonic() < deadline
+    time.sleep(0.01)
+os._exit(0)
+"""
+
+
+async def test_a_short_process_after_a_killed_one_is_counted(start: Start) -> None:
+    """The exporter answers once it knows that the other one is dead; it is waited for meanwhile."""
+    async with start() as exporter:
+        await asyncio.to_thread(run_python, KILLED, exporter.endpoints[0])
+        one = publisher(exporter.endpoints[0])
+        one.push(count())
+        await asyncio.to_thread(one.close, 30.0)
+
+        assert generated(exporter) == 1
+
+
 async def test_the_exporters_sample_rate_is_received_and_updated(start: Start) -> None:
     """The rate is unknown before the first answer; a change reaches an idle engine, too."""
     async with start(kv_sample_rate="0.25") as exporter:
