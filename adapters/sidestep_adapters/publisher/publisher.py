@@ -227,6 +227,8 @@ class Publisher:
             if not self._attempt(self._flush, "publishing failed"):
                 self._sender.reopen = True
         self._attempt(self._finish, "closing failed")
+        if not self._sender.drained:
+            log.warning("sidestep: the exporter at %s has not taken the last items", self._endpoint)
         self._link.close()
 
     def _attempt(self, step: Callable[[], object], failure: str) -> bool:
@@ -352,8 +354,6 @@ class Publisher:
             if self._sender.drained or self.refused:
                 break
             time.sleep(0.005)
-        if not self._sender.drained:
-            log.warning("sidestep: the exporter at %s has not taken the last items", self._endpoint)
         if self.connected and self._link.send(self._sender.bye("closed")):
             # The exporter's answer confirms the Bye.
             self._link.wait(self._deadline - time.monotonic())

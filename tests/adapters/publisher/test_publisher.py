@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from exporters import Start, until
+from key_ring import Ring
 from peers import ENGINE, count, publisher
 from python_programs import run_python
 from sidestep.app.exporter import Exporter
@@ -270,6 +271,41 @@ async def test_a_forked_child_is_a_stream_of_its_own(start: Start) -> None:
         await until(lambda: generated(exporter) == 111)
 
         assert len(exporter.ingest.intake.receiver.streams) == 2
+
+
+FORK_EARLY = """
+import os, sys, threading, time
+from peers import count, publisher
+importing, forked = threading.Event(), threading.Event()
+assert "sidestep.transport.client_socket" not in sys.modules
+class Finder:
+    def find_spec(name, *_):
+        if name == "sidestep.transport.client_socket" and threading.current_thread().daemon:
+            importing.set()
+            forked.wait(30)
+sys.meta_path.insert(0, Finder)
+one = publisher(sys.argv[1])
+while not (one.connected or importing.is_set()):
+    time.sleep(0.01)
+child = os.fork()
+forked.set()
+one.push(count(1 if child else 10))
+one.close(20.0)
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+async def test_a_child_that_is_forked_at_once_can_connect_with_keys(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its parent's publisher thread imports nothing meanwhile, of which the child would have half."""
+    ring = Ring(tmp_path)
+    ring.environ(monkeypatch, ring.engine("a"))
+    async with start(**ring.flags) as exporter:
+        await asyncio.to_thread(run_python, FORK_EARLY, exporter.endpoints[0])
+
+        assert generated(exporter) == 11
 
 
 async def test_a_caller_need_not_wait_for_the_goodbye(start: Start) -> None:
