@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -277,10 +278,9 @@ FORK_EARLY = """
 import os, sys, threading, time
 from peers import count, publisher
 importing, forked = threading.Event(), threading.Event()
-assert "sidestep.transport.client_socket" not in sys.modules
 class Finder:
     def find_spec(name, *_):
-        if name == "sidestep.transport.client_socket" and threading.current_thread().daemon:
+        if name == sys.argv[2] and threading.current_thread().daemon:
             importing.set()
             forked.wait(30)
 sys.meta_path.insert(0, Finder)
@@ -296,14 +296,21 @@ if child:
 """
 
 
-async def test_a_child_that_is_forked_at_once_can_connect_with_keys(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("module", ["sidestep.transport.client_socket", "stringprep"])
+async def test_a_child_that_is_forked_at_once_can_connect(
+    module: str, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its parent's publisher thread imports nothing meanwhile, of which the child would have half."""
-    ring = Ring(tmp_path)
-    ring.environ(monkeypatch, ring.engine("a"))
-    async with start(**ring.flags) as exporter:
-        await asyncio.to_thread(run_python, FORK_EARLY, exporter.endpoints[0])
+    """Its parent's publisher thread imports nothing meanwhile, of which the child would have half.
+
+    Connections with keys have a module of their own, and a codec resolves the names of hosts.
+    """
+    flags: dict[str, Any] = {"ingest_endpoint": ("tcp://127.0.0.1:*",)}
+    if module.startswith("sidestep"):
+        ring = Ring(tmp_path)
+        ring.environ(monkeypatch, ring.engine("a"))
+        flags = ring.flags
+    async with start(**flags) as exporter:
+        await asyncio.to_thread(run_python, FORK_EARLY, exporter.endpoints[0], module)
 
         assert generated(exporter) == 11
 
