@@ -418,6 +418,28 @@ BROKEN = {
 """Files with an error: not even their valid settings apply."""
 
 
+async def test_sighup_during_the_start_reloads_after_it(tmp_path: Path) -> None:
+    """Its default action would end the process. The start waits here for the pipe's content."""
+    file, changed = tmp_path / "sidestep.toml", tmp_path / "changed.toml"
+    os.mkfifo(file)
+    changed.write_text("[kv]\nsample-rate = 0.5\n")
+    exporter = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "sidestep", *lingering(tmp_path, linger=0), "--config.file", file,
+        env=ENVIRON, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    pipe = await asyncio.to_thread(file.open, "w")
+    exporter.send_signal(signal.SIGHUP)
+    changed.replace(file)
+    pipe.write("[kv]\nsample-rate = 0.25\n")
+    pipe.close()
+    assert exporter.stderr is not None
+    async for line in exporter.stderr:
+        if line.endswith(b"configuration reloaded: kv.sample-rate 0.5\n"):
+            exporter.terminate()
+
+    assert await asyncio.wait_for(exporter.wait(), 20) == 0
+
+
 async def test_sighup_applies_the_log_level_but_overrides_no_flag(tmp_path: Path) -> None:
     """Flags take precedence over the changed file, too."""
     file, endpoint = tmp_path / "sidestep.toml", f"ipc://{tmp_path}/i.ipc"

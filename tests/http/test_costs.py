@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 
 import pytest
+import uvloop
 from aiohttp import web
 
 from exporters import until
@@ -307,3 +308,27 @@ async def test_headers(tmp_path: Path) -> None:
             found = [answer.headers.get(name) for name in names]
             assert found == ["nosniff", "deny", "default-src 'self'"]
             assert "X-XSS-Protection" not in answer.headers
+
+
+def test_a_client_that_comes_while_the_server_stops(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once it is accepted it gets its page, and nothing is logged."""
+
+    async def answer(passes: int) -> bytes:
+        async with front(tmp_path) as site:
+            client = site.socket()
+            client.sendall(REQUEST)
+            while not site.connections:
+                await asyncio.sleep(0)
+            for _ in range(passes):
+                await asyncio.sleep(0)
+        with client:
+            client.settimeout(10)
+            return client.recv(15)
+
+    # As the exporter runs: asyncio's own transports say that they are closed.
+    answers = {uvloop.run(answer(passes)) for passes in range(6)}
+
+    assert answers == {b"HTTP/1.1 200 OK"}
+    assert not caplog.records

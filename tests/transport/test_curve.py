@@ -206,7 +206,7 @@ async def test_an_invalid_key_never_disturbs_the_engine(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """One log line without traceback; nothing is sent, even to a plain exporter, until the key is valid."""
+    """A log line without traceback, and one at the end; nothing is sent, even to a plain exporter, until the key is valid."""
     environ, what = bad
     good = ring.engine("a")
     for name, file in environ.items():
@@ -218,8 +218,9 @@ async def test_an_invalid_key_never_disturbs_the_engine(
         assert not plain.intake.receiver.streams
         await asyncio.to_thread(one.close)
         assert not plain.intake.receiver.streams
-    (record,) = (record for record in caplog.records if record.name == push.__name__)
+    record, end = (record for record in caplog.records if record.name == push.__name__)
     assert not record.exc_info
+    assert end.getMessage().endswith(" has not taken the last items")
     assert one.errors == 0
 
     async with start(**ring.flags) as exporter:

@@ -37,7 +37,7 @@ FLUSH_INTERVAL = 0.05
 CLOSE_TIMEOUT = 2.0
 """Maximum seconds that closing takes while the exporter answers."""
 CONNECT_TIMEOUT = 0.5
-"""Seconds of ``CLOSE_TIMEOUT`` to wait for an exporter that has not answered yet."""
+"""Seconds of ``CLOSE_TIMEOUT`` to wait for a connection if no exporter has answered yet."""
 PROGRESS_INTERVAL = 0.2
 """Least seconds between two measurements of progress; an idle publisher wakes less often."""
 WARNING_INTERVAL = 60.0
@@ -227,6 +227,8 @@ class Publisher:
             if not self._attempt(self._flush, "publishing failed"):
                 self._sender.reopen = True
         self._attempt(self._finish, "closing failed")
+        if not self._sender.drained:
+            log.warning("sidestep: the exporter at %s has not taken the last items", self._endpoint)
         self._link.close()
 
     def _attempt(self, step: Callable[[], object], failure: str) -> bool:
@@ -331,7 +333,7 @@ class Publisher:
             )
 
     def _finish(self) -> None:
-        """Drain until the deadline if an exporter has ever answered, then send a Bye."""
+        """Drain until the deadline if an exporter is there, then send a Bye."""
         if self.refused:
             log.warning("sidestep: sending has stopped: %s", self._sender.complaint)
             self._queue.close()
@@ -339,18 +341,19 @@ class Publisher:
         if self._periodic_items is not None:
             self._queue.entries.append(self._periodic_items)
         self._encode()
-        connect_deadline = min(time.monotonic() + CONNECT_TIMEOUT, self._deadline)
+        deadline = self._deadline
+        if self._sender.boot is None:
+            deadline = min(time.monotonic() + CONNECT_TIMEOUT, deadline)
         # An exporter that has answered may have closed all connections, and takes the rest soon.
-        while time.monotonic() < (
-            connect_deadline if self._sender.boot is None else self._deadline
-        ):
+        while time.monotonic() < deadline:
             self._connect()
+            if self._link.ready:
+                # It may not answer until it knows that the process before this one has ended (R10).
+                deadline = self._deadline
             self._pump()
             if self._sender.drained or self.refused:
                 break
             time.sleep(0.005)
-        if self._sender.boot is not None and not self._sender.drained:
-            self._warn("the exporter at %s has not taken the last items", self._endpoint)
         if self.connected and self._link.send(self._sender.bye("closed")):
             # The exporter's answer confirms the Bye.
             self._link.wait(self._deadline - time.monotonic())

@@ -126,6 +126,8 @@ _speed = click.option(
 @_settings()
 def serve(*, check: bool, **flags: Any) -> None:
     """Run the exporter: engines push to it, Prometheus scrapes it."""
+    # By default it would end the process; one that arrives during the start waits for its handler.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
     from sidestep.app.exporter import Exporter
     from sidestep.app.run import check as check_exporter
     from sidestep.app.run import serve as run_exporter

@@ -266,6 +266,7 @@ async def serve(config: Config, reload: Callable[[], Config] | None = None) -> N
     if reload is not None:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGHUP, on_hangup, exporter, reload)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGHUP])
     async with running(exporter):
         calm_collector()
         sys.setswitchinterval(SWITCH_INTERVAL)

@@ -81,12 +81,13 @@ class HttpListener:
             task.add_done_callback(lambda task: None if task.cancelled() else task.result())
 
     async def stop(self) -> None:
-        """Stop accepting and cancel handshakes; requests in flight continue."""
+        """Stop accepting; handshakes and requests in flight continue.
+
+        A handshake that is cancelled when it ends leaves a transport that uvloop has closed and that does
+        not say so: writing the response to a request would raise an error of no known kind.
+        """
         for task in self._tasks:
             task.cancel()
-        for connection, task in list(self._open.items()):
-            if connection.transport is None:
-                task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for bound in self._sockets:
             bound.close()

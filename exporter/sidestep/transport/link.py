@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from random import Random
 from typing import TYPE_CHECKING
 
+from sidestep.errors import ConfigError
 from sidestep.transport.keys import keys_for
 from sidestep.transport.plain_connection import PlainConnection
 
@@ -39,6 +41,11 @@ class Link:
         self._pause = PAUSE[0]
         self._penalty = PENALTY[0]
         self._next_at = float("-inf")
+        # In the caller's thread: a child that is forked while another one imports a module has half of it,
+        # for ever. Unusable keys are read again with each connection.
+        with contextlib.suppress(ConfigError):
+            if keys_for(endpoint) is not None:
+                _curve_connection()
 
     @property
     def problem(self) -> str:
@@ -116,8 +123,12 @@ class Link:
         if keys is None:
             self._connection = PlainConnection(self._endpoint, now, self._attempts)
         else:
-            # pyzmq's monitor imports asyncio, which an engine's process must not load for this.
-            from sidestep.transport.curve_connection import CurveConnection  # noqa: PLC0415
-
-            self._connection = CurveConnection(self._endpoint, keys, now)
+            self._connection = _curve_connection()(self._endpoint, keys, now)
         self._attempts += 1
+
+
+def _curve_connection() -> type[CurveConnection]:
+    # pyzmq's monitor imports asyncio, which an engine's process must not load without keys.
+    from sidestep.transport.curve_connection import CurveConnection  # noqa: PLC0415
+
+    return CurveConnection

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import encodings.idna  # noqa: F401 - of getaddrinfo, which imports it late: see link.py
 import errno
 import os
 import select

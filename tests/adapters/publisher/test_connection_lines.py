@@ -11,7 +11,7 @@ from fuzz import zmtp_peer as raw
 
 from exporters import Start, until
 from key_ring import Ring
-from peers import publisher
+from peers import count, publisher
 from sidestep.protocol.messages import EngineInfo
 from sidestep.telemetry import peer_log
 from sidestep.transport.keys import CLIENT_KEY, SERVER_KEY
@@ -69,6 +69,19 @@ async def test_an_exporter_that_is_not_there(
     raw.listen(tmp_path / "dead").close()
 
     assert reason in await absent(endpoint.format(folder=tmp_path), caplog)
+
+
+def test_items_that_no_exporter_has_taken_are_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process that has ended before any other line is due says that its counts are lost."""
+    endpoint = f"ipc://{tmp_path}/none"
+    one = publisher(endpoint)
+    one.push(count())
+    one.close(0.0)
+
+    expected = f"sidestep: the exporter at {endpoint} has not taken the last items"
+    assert lines(caplog)[-1] == expected
 
 
 HANDSHAKES = (

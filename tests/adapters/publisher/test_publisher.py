@@ -9,10 +9,12 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from exporters import Start, until
+from key_ring import Ring
 from peers import ENGINE, count, publisher
 from python_programs import run_python
 from sidestep.app.exporter import Exporter
@@ -58,6 +60,29 @@ async def test_the_rest_is_sent_to_an_exporter_that_returns_during_the_end(start
     async with start() as exporter:
         await closing
         assert generated(exporter) == 100
+
+
+KILLED = """
+import os, sys, time
+from peers import publisher
+one = publisher(sys.argv[1])
+deadline = time.monotonic() + 30
+while not one.connected:
+    assert time.monotonic() < deadline
+    time.sleep(0.01)
+os._exit(0)
+"""
+
+
+async def test_a_short_process_after_a_killed_one_is_counted(start: Start) -> None:
+    """The exporter answers once it knows that the other one is dead; it is waited for meanwhile."""
+    async with start() as exporter:
+        await asyncio.to_thread(run_python, KILLED, exporter.endpoints[0])
+        one = publisher(exporter.endpoints[0])
+        one.push(count())
+        await asyncio.to_thread(one.close, 30.0)
+
+        assert generated(exporter) == 1
 
 
 async def test_the_exporters_sample_rate_is_received_and_updated(start: Start) -> None:
@@ -247,6 +272,47 @@ async def test_a_forked_child_is_a_stream_of_its_own(start: Start) -> None:
         await until(lambda: generated(exporter) == 111)
 
         assert len(exporter.ingest.intake.receiver.streams) == 2
+
+
+FORK_EARLY = """
+import os, sys, threading, time
+from peers import count, publisher
+importing, forked = threading.Event(), threading.Event()
+class Finder:
+    def find_spec(name, *_):
+        if name == sys.argv[2] and threading.current_thread().daemon:
+            importing.set()
+            forked.wait(30)
+sys.meta_path.insert(0, Finder)
+one = publisher(sys.argv[1])
+while not (one.connected or importing.is_set()):
+    time.sleep(0.01)
+child = os.fork()
+forked.set()
+one.push(count(1 if child else 10))
+one.close(20.0)
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.parametrize("module", ["sidestep.transport.client_socket", "stringprep"])
+async def test_a_child_that_is_forked_at_once_can_connect(
+    module: str, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its parent's publisher thread imports nothing meanwhile, of which the child would have half.
+
+    Connections with keys have a module of their own, and a codec resolves the names of hosts.
+    """
+    flags: dict[str, Any] = {"ingest_endpoint": ("tcp://127.0.0.1:*",)}
+    if module.startswith("sidestep"):
+        ring = Ring(tmp_path)
+        ring.environ(monkeypatch, ring.engine("a"))
+        flags = ring.flags
+    async with start(**flags) as exporter:
+        await asyncio.to_thread(run_python, FORK_EARLY, exporter.endpoints[0], module)
+
+        assert generated(exporter) == 11
 
 
 async def test_a_caller_need_not_wait_for_the_goodbye(start: Start) -> None:
