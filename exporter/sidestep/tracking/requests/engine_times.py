@@ -36,9 +36,9 @@ class EngineTimes(msgspec.Struct, array_like=True, gc=False):
         limited_at: Start of the latest step's scheduling; None: unknown.
         limits: Time of each limit until ``limited_at``.
         prefill_time: Usual time of a prompt's token; 0: unknown.
-        hung: Time of all steps that was much longer than usual.
-        hang: That of the latest one of them.
-        hung_until: Its end.
+        hung: Sum of what steps that took much too long took longer than usual.
+        hang: What the latest such step took longer.
+        hung_until: End of that step.
     """
 
     ended: float | None = None
@@ -76,25 +76,25 @@ class EngineTimes(msgspec.Struct, array_like=True, gc=False):
             begin = max(started, before)
             self._wait(begin - before, decoding)
         seconds = ended - begin
-        plain = self.decode_time(decoding)
-        usual = self._usual(decoding, prefilled)
+        plain = self.decode_time(decoding) if prefilled else None
+        usual = self._usual(decoding, prefilled) if seconds > MIN_LONG_STEP else None
         if not prefilled:
             self._learn(decoding, seconds)
         elif plain is not None:
             each = max(seconds - plain, 0.0) / prefilled
             known = self.prefill_time or each
             self.prefill_time = known + (_bounded(each, known) - known) * WEIGHT
-        if usual is not None and seconds > max(MIN_LONG_STEP, STALL_FACTOR * usual):
+        if usual is not None and seconds > STALL_FACTOR * usual:
             self.hang, self.hung_until = seconds - usual, ended
             self.hung += self.hang
             self.stalled += self.hang
             seconds = usual
-        if prefilled and plain is not None and seconds > plain:
+        if plain is not None and seconds > plain:
             self.interference += seconds - plain
         return begin
 
     def _usual(self, decoding: int, prefilled: int) -> float | None:
-        """Return the usual time of such a step; None: too little is known of it."""
+        """Return the usual time of a step of such a batch; None: too little is known of it."""
         plain = self.decode_time(max(decoding, 1))
         if plain is None or (prefilled and not self.prefill_time):
             return None
