@@ -20,6 +20,8 @@ STALL_FACTOR = 10.0
 """A stall is longer than this multiple of the usual time between two steps, or of such a step."""
 WEIGHT = 1 / 16
 """Weight of the newest value in a mean."""
+PREFILL_WEIGHT = 1 / 512
+"""The same of a prompt's token that takes less time than is known."""
 
 
 class EngineTimes(msgspec.Struct, array_like=True, gc=False):
@@ -35,7 +37,7 @@ class EngineTimes(msgspec.Struct, array_like=True, gc=False):
         limit: Index into ``LIMITS`` of what has limited the engine since ``limited_at``; None: unknown.
         limited_at: Start of the latest step's scheduling; None: unknown.
         limits: Time of each limit until ``limited_at``.
-        prefill_time: Usual time of a prompt's token; 0: unknown.
+        prefill_time: Time of a token of the prompts that take longest by token; 0: unknown.
         hung: Sum of what steps that took much too long took longer than usual.
         hang: What the latest such step took longer.
         hung_until: End of that step.
@@ -83,7 +85,9 @@ class EngineTimes(msgspec.Struct, array_like=True, gc=False):
         elif plain is not None:
             each = max(seconds - plain, 0.0) / prefilled
             known = self.prefill_time or each
-            self.prefill_time = known + (_bounded(each, known) - known) * WEIGHT
+            # Tokens of images, and those far into a long prompt, take many times as long as others.
+            more = _bounded(each, known) - known
+            self.prefill_time = known + (more if more > 0.0 else more * PREFILL_WEIGHT)
         if usual is not None and seconds > STALL_FACTOR * usual:
             self.hang, self.hung_until = seconds - usual, ended
             self.hung += self.hang
