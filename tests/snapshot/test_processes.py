@@ -7,6 +7,7 @@ import resource
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from sidestep.engines.vllm.wire import SchedulerStats, VllmStep
 from sidestep.protocol.iteration_stats import IterationStats
 from sidestep.protocol.messages import EngineInfo
 from sidestep.snapshot.capture import Capture
+from sidestep.snapshot.schedule import Snapshots
 from sidestep.snapshot.state_file import DAMAGED, SNAPSHOT, StateDirectory
 from sidestep_adapters.publisher.publisher import Publisher
 
@@ -124,6 +126,39 @@ async def test_nothing_is_lost_or_duplicated_or_decreases(
         assert count == 20 * pushed
         assert value(page, "sidestep_lost_items") == 0
     assert publisher.dropped == 0
+
+
+async def test_snapshots_of_the_exporters_own_counters(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages share one, though heartbeats come all the time; one that failed is written without a page."""
+    beats, write = list[int](), StateDirectory.write
+    async with start() as exporter:
+        snapshots = Snapshots(StateDirectory(tmp_path / "state"), exporter.ingest)
+
+        def beat(*given: Any) -> int:
+            beats.append(1)
+            exporter.metrics.add("sidestep_messages_total", 1, "heartbeat")
+            return write(*given)
+
+        await snapshots.settled()
+        exporter.metrics.add("sidestep_messages_total", 1, "heartbeat")
+        monkeypatch.setattr(StateDirectory, "write", beat)
+        await asyncio.gather(*(snapshots.settled() for _ in range(20)))
+
+        assert len(beats) == 1
+        in_the_way = tmp_path / "state" / f"{SNAPSHOT}.new"
+        in_the_way.mkdir()
+        await snapshots.settled()
+        in_the_way.rmdir()
+        assert "sidestep_snapshot_healthy 0.0" in await get(exporter.url)
+        schedule = asyncio.create_task(snapshots.run())
+
+        async def is_healthy() -> bool:
+            return "sidestep_snapshot_healthy 1.0" in await get(exporter.url)
+
+        await until(is_healthy)
+        schedule.cancel()
 
 
 @pytest.mark.parametrize("is_bug", [False, True])

@@ -30,6 +30,7 @@ from sidestep.protocol.request_events import (
     Scheduled,
 )
 from sidestep.tracking.requests import inflight_state
+from sidestep.tracking.requests.engine_times import EngineTimes
 from sidestep.tracking.requests.inflight_state import RequestsState, TrackerState
 from sidestep.tracking.requests.machine import RequestTracker
 from sidestep.tracking.requests.outcomes import EndedRequest
@@ -255,6 +256,18 @@ def test_a_stall_while_a_prompt_is_computed_is_no_interference() -> None:
         "prefill": 0.01, "decode": 0.03, "interference": 0.02, "stalled": 8.0,
     }  # fmt: skip
     assert parts_of(events, 3) == {"prefill": 0.02, "stalled": 8.0}
+
+
+def test_prompts_that_always_take_long_are_no_stalls() -> None:
+    """Of videos among short prompts, whose tokens take a fiftieth, only the first few are taken for stalls."""
+    times, now, before = EngineTimes(), 0.0, 0.0
+    for _ in range(20):
+        before = times.hung
+        for seconds, prefilled in ((0.01, 0), *[(0.02, 300)] * 50, (3.0, 2000)):
+            times.step(now, now + seconds, 32, prefilled)
+            now += seconds
+
+    assert 0.0 < before == times.hung
 
 
 def test_a_front_end_does_not_know_which_steps_had_a_prompt() -> None:

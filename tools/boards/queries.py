@@ -187,14 +187,14 @@ class Histogram:
     def within(self, bound: str, by: By = "") -> str:
         """Return the share of observations up to ``bound``, one of the classic bounds.
 
-        Series without that bound, such as those of another release, count neither way.
+        Series without that bound, such as those of another release, are left out.
         """
         scope, name, matched = self._at
         below = f"rate({scope(f'{name}_bucket', le=bound, **matched)}{WINDOW})"
-        judged = f"rate({self._count}{WINDOW}) and ignoring (le) {below}"
+        with_bound = f"rate({self._count}{WINDOW}) and ignoring (le) {below}"
         native = grouped("sum", by, self._native)
         return (
-            f"{ratio(grouped('sum', by, below), grouped('sum', by, judged))}"
+            f"{ratio(grouped('sum', by, below), grouped('sum', by, with_bound))}"
             f" or histogram_fraction(0, {bound}, {native})"
         )
 

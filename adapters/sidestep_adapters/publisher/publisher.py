@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 FLUSH_INTERVAL = 0.05
 """Least seconds between two flushes."""
 CLOSE_TIMEOUT = 2.0
-"""Maximum seconds that closing takes while the exporter answers."""
+"""Maximum seconds that closing takes while there is a connection, or an exporter has answered."""
 CONNECT_TIMEOUT = 0.5
 """Seconds of ``CLOSE_TIMEOUT`` to wait for a connection if no exporter has answered yet."""
 PROGRESS_INTERVAL = 0.2
@@ -333,7 +333,7 @@ class Publisher:
             )
 
     def _finish(self) -> None:
-        """Drain until the deadline if an exporter is there, then send a Bye."""
+        """Drain until the deadline if there is an exporter, then send a Bye."""
         if self.refused:
             log.warning("sidestep: sending has stopped: %s", self._sender.complaint)
             self._queue.close()

@@ -24,8 +24,8 @@ NOT_SERVING = Code("SD140", "warning", "No engine serves requests",
     "All engines that the exporter knows are starting, stopped or asleep.",
     "Start an engine, or wait until one has loaded its model; /-/engines has their states.")
 OVERLOADED = Code("SD141", "warning", "An engine is full or saturated",
-    "More load is offered than the engine can serve, or requests wait: for KV blocks, or more than run.",
-    "Add a replica, or send it less load; see autoscaling.md.")
+    "More load is offered than the engine can serve, requests wait for KV blocks, or more wait than run.",
+    "Add a replica, or send it less load; see autoscaling.md. For batch jobs a queue is no fault.")
 OUTLIER = Code("SD142", "warning", "A replica is slower than the others of its model",
     "The engine's p95 of TTFT or ITL in the last minute is three times the median of its replicas or more.",
     "Compare its device, its neighbours and its share of the load.")

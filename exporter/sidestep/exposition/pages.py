@@ -44,7 +44,7 @@ class Durable(Protocol):
     """Snapshots of what pages expose."""
 
     async def settled(self) -> None:
-        """Return once a snapshot holds all items applied before this call."""
+        """Return once a snapshot holds everything counted before this call."""
 
 
 SLICE = 16

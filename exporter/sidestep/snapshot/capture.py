@@ -120,7 +120,7 @@ class Capture:
         self._intake = intake
         self._request_log = request_log
         self._taken: State = (-1, -1, -1)
-        self._own: list[tuple[str, tuple[str, ...], float]] = []
+        self.saved_counts = self._taken_counts = 0.0
         self._marks: list[tuple[Stream, int]] = []
         self._pieces: EnginePieces = {}
 
@@ -131,13 +131,13 @@ class Capture:
         return self._intake.registry.version, self._intake.receiver.changes, taken
 
     @property
-    def has_own_counters(self) -> bool:
-        """True if the last snapshot has the exporter's own counters as they are now."""
-        return self._own == [*self._intake.metrics.counters()]
+    def counts(self) -> float:
+        """Sum of the exporter's own counters, which no version has; it grows with each of them."""
+        return sum(value for *_, value in self._intake.metrics.counters())
 
     def mark_saved(self) -> None:
         """Mark the last snapshot as written: senders may free the frames that it includes."""
-        self.saved = self._taken
+        self.saved, self.saved_counts = self._taken, self._taken_counts
         self._intake.receiver.mark_durable(self._marks)
 
     def pieces(self) -> list[bytes]:
@@ -148,7 +148,8 @@ class Capture:
         """Begin a snapshot: encode what tasks besides the intake change."""
         intake = self._intake
         registry = intake.registry
-        self._taken, self._marks = self.state, intake.receiver.cursors()
+        self._taken, self._taken_counts = self.state, self.counts
+        self._marks = intake.receiver.cursors()
         for engine in registry:
             # Pages do this, too: it adds counters, which must not happen while they are encoded.
             update_derived(engine)
@@ -161,13 +162,12 @@ class Capture:
             for output in records
             for lines in output.chunks()
         ]
-        self._own = [*intake.metrics.counters()]
         limited = {limit: min(count, TOTAL_LIMIT) for limit, count in registry.limited.items()}
         process = SavedProcess(
             __version__,
             intake.items,
             limited,
-            self._own,
+            list(intake.metrics.counters()),
             created=intake.metrics.created,
         )
         return Begun(streams, [*registry], [*rest, _encoder.encode(process)])

@@ -84,7 +84,8 @@ class Snapshots:
         """Write snapshots until cancelled."""
         while True:
             started = self._clock()
-            await self._save()
+            # What has failed may have been a page's, of counters that alone cause no write here.
+            await self._save(with_own=not self._healthy)
             took = self._clock() - started
             await asyncio.sleep(max(INTERVAL, MIN_PAUSE * took) if self._healthy else RETRY)
 
@@ -119,9 +120,9 @@ class Snapshots:
 
         ``with_own``: also of the exporter's own counters, which heartbeats change all the time.
         """
-        wanted = self._capture.state
+        wanted, counts = self._capture.state, self._capture.counts if with_own else 0.0
         async with self._lock:
-            if self._capture.saved < wanted or (with_own and not self._capture.has_own_counters):
+            if self._capture.saved < wanted or self._capture.saved_counts < counts:
                 await self._save_now()
 
     async def _save_now(self) -> None:

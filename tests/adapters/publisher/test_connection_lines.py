@@ -71,10 +71,10 @@ async def test_an_exporter_that_is_not_there(
     assert reason in await absent(endpoint.format(folder=tmp_path), caplog)
 
 
-def test_items_that_no_exporter_has_taken_are_said(
+def test_items_that_no_exporter_has_taken_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A process that has ended before any other line is due says that its counts are lost."""
+    """A process that ends before any other line is due logs that its counts are lost."""
     endpoint = f"ipc://{tmp_path}/none"
     one = publisher(endpoint)
     one.push(count())

@@ -75,7 +75,7 @@ os._exit(0)
 
 
 async def test_a_short_process_after_a_killed_one_is_counted(start: Start) -> None:
-    """The exporter answers once it knows that the other one is dead; it is waited for meanwhile."""
+    """The exporter answers once it knows that the other one is dead, and the process waits meanwhile."""
     async with start() as exporter:
         await asyncio.to_thread(run_python, KILLED, exporter.endpoints[0])
         one = publisher(exporter.endpoints[0])

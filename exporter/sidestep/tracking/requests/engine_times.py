@@ -20,6 +20,8 @@ STALL_FACTOR = 10.0
 """A stall is longer than this multiple of the usual time between two steps, or of such a step."""
 WEIGHT = 1 / 16
 """Weight of the newest value in a mean."""
+PREFILL_WEIGHT = 1 / 512
+"""The same of a prompt's token that takes less time than is known."""
 
 
 class EngineTimes(msgspec.Struct, array_like=True, gc=False):
@@ -35,10 +37,10 @@ class EngineTimes(msgspec.Struct, array_like=True, gc=False):
         limit: Index into ``LIMITS`` of what has limited the engine since ``limited_at``; None: unknown.
         limited_at: Start of the latest step's scheduling; None: unknown.
         limits: Time of each limit until ``limited_at``.
-        prefill_time: Usual time of a prompt's token; 0: unknown.
-        hung: Time of all steps that was much longer than usual.
-        hang: That of the latest one of them.
-        hung_until: Its end.
+        prefill_time: Time of a token of the prompts that take longest by token; 0: unknown.
+        hung: Sum of what steps that took much too long took longer than usual.
+        hang: What the latest such step took longer.
+        hung_until: End of that step.
     """
 
     ended: float | None = None
@@ -76,25 +78,27 @@ class EngineTimes(msgspec.Struct, array_like=True, gc=False):
             begin = max(started, before)
             self._wait(begin - before, decoding)
         seconds = ended - begin
-        plain = self.decode_time(decoding)
-        usual = self._usual(decoding, prefilled)
+        plain = self.decode_time(decoding) if prefilled else None
+        usual = self._usual(decoding, prefilled) if seconds > MIN_LONG_STEP else None
         if not prefilled:
             self._learn(decoding, seconds)
         elif plain is not None:
             each = max(seconds - plain, 0.0) / prefilled
             known = self.prefill_time or each
-            self.prefill_time = known + (_bounded(each, known) - known) * WEIGHT
-        if usual is not None and seconds > max(MIN_LONG_STEP, STALL_FACTOR * usual):
+            # Tokens of images, and those far into a long prompt, take many times as long as others.
+            more = _bounded(each, known) - known
+            self.prefill_time = known + (more if more > 0.0 else more * PREFILL_WEIGHT)
+        if usual is not None and seconds > STALL_FACTOR * usual:
             self.hang, self.hung_until = seconds - usual, ended
             self.hung += self.hang
             self.stalled += self.hang
             seconds = usual
-        if prefilled and plain is not None and seconds > plain:
+        if plain is not None and seconds > plain:
             self.interference += seconds - plain
         return begin
 
     def _usual(self, decoding: int, prefilled: int) -> float | None:
-        """Return the usual time of such a step; None: too little is known of it."""
+        """Return the usual time of a step of such a batch; None: too little is known of it."""
         plain = self.decode_time(max(decoding, 1))
         if plain is None or (prefilled and not self.prefill_time):
             return None

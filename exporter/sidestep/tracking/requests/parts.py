@@ -50,8 +50,8 @@ class RequestParts(msgspec.Struct, array_like=True, gc=False):
         stalled_before: The engine's stalled time when this state began; None: no step yet.
         interference_before: The engine's interference when this state began.
         transfer: Time in the queue, or preempted, in which it has waited for KV from another engine.
-        hung_before: The engine's time of much too long steps when it entered the queue; None: ``hung`` has
-            how much of such time it has spent there.
+        hung_before: The engine's ``hung`` when it entered the queue; None: its own is known.
+        hung: Its time in the queue in which a step took longer than usual, by much.
     """
 
     queued: float
@@ -142,9 +142,9 @@ class PartsTracker:
             parts.prefill += max(computed, 0.0)
 
     def _take_hangs(self, parts: RequestParts) -> None:
-        """Note how much of a request's time in the queue was that of much too long steps.
+        """Note how much of a request's time in the queue steps took that were much too long.
 
-        The end of such a step may come after that of the queue.
+        Such a step may end after the request has left the queue.
         """
         times, before = self.times, parts.hung_before
         if before is not None and times.hung > before and parts.left is not None:
