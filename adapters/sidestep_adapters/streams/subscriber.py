@@ -108,7 +108,7 @@ class Subscriber:
             return self._sequencer.replay_from is not None
         if len(frames) != LIVE_FRAMES or len(frames[1]) != len(END_MARKER):
             # A message with too many frames is read a thousand frames at a time, and counted once.
-            self._feed.intake.reject("bad_frame", int(not skipping))
+            self._feed.reject("bad_frame", int(not skipping))
             return True
         self._process(frames[1], frames[2], now, self._sequencer.live)
         return True
@@ -165,7 +165,7 @@ class Subscriber:
         if number == END_MARKER:
             self._apply(self._sequencer.replay_ended(now), now)
         elif len(number) != len(END_MARKER):
-            self._feed.intake.reject("bad_frame")
+            self._feed.reject("bad_frame")
         else:
             self._process(number, payload, now, self._sequencer.replayed)
         return True
@@ -179,7 +179,7 @@ class Subscriber:
     ) -> None:
         seq = int.from_bytes(number, "big")
         if seq > MAX_SEQ:
-            self._feed.intake.reject("bad_frame")
+            self._feed.reject("bad_frame")
         else:
             self._feed.mark_seen(now)
             self._apply(decide(seq, payload, now), now)
