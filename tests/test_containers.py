@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import zmq
 
 from command_line import ENVIRON
 from exporters import MAIN_RUN
@@ -157,6 +158,38 @@ def test_a_directory_that_may_not_be_entered_is_one_line(command: str, tmp_path:
     assert "Traceback" not in done.stderr
     assert done.returncode in (1, 2)
     assert done.stdout or len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("[::1]", marks=pytest.mark.long)])
+def test_an_engine_listens_over_one_of_the_protocols_of_its_name(host: str, tmp_path: Path) -> None:
+    """As localhost has in pods: engines listen over IPv4 only. The other protocol has its turn after 10 s."""
+    hosts = tmp_path / "hosts"
+    hosts.write_text("::1 localhost\n127.0.0.1 localhost\n")
+    with zmq.Context() as context, context.socket(zmq.PUB) as publisher:
+        publisher.setsockopt(zmq.IPV6, 1)
+        port = publisher.bind_to_random_port(f"tcp://{host}")
+        words = [
+            "serve",
+            "--web.listen-address",
+            "127.0.0.1:0",
+            "--ingest.endpoint",
+            f"ipc://{tmp_path}/i.ipc",
+        ]
+        words += ["--subscribe", f"load=tcp://localhost:{port}"]
+        mount = f'mount --bind {hosts} /etc/hosts && exec "$@"'
+        exporter = subprocess.Popen(
+            ["unshare", "--mount", "sh", "-c", mount, "sh", *SIDESTEP, *words],
+            env=ENVIRON, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        try:
+            assert exporter.stderr is not None
+            lines = (line for line in exporter.stderr if "the publisher" in line)
+            absent = "no connection" in next(lines)
+            assert absent is (host == "[::1]")
+            assert not absent or "connected to the publisher" in next(lines)
+        finally:
+            exporter.kill()
+            exporter.communicate()
 
 
 def test_a_signal_within_a_callback_of_a_weak_reference_ends_the_command() -> None:

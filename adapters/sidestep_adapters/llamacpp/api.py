@@ -109,11 +109,15 @@ class LlamaApi:
         if model is None or is_due or model.props.is_sleeping:
             props = await self._props("")
             self._props_at = now
-            if model is None or (not self._model and props.name != model.info.labels["model_name"]):
+            if model is None:
                 model = self._single = self._new_model(self._model or props.name)
             model.props = props
         await self._read_model(model, "")
-        return model.update(now)
+        if self._model or model.props.name == model.info.labels["model_name"]:
+            return model.update(now)
+        # The server has restarted with another model: its counts belong to no other name.
+        self._single = None
+        return await self._poll_single()
 
     async def _poll_router(self) -> Poll:
         now = self._clock()

@@ -15,7 +15,6 @@ MAX_BYTES = 16 << 20
 
 _OPTIONS = (
     *options_for(MAX_BYTES),
-    (zmq.IPV6, 1),
     (zmq.RECONNECT_IVL, 100),
     (zmq.RECONNECT_IVL_MAX, 2000),
 )
@@ -47,10 +46,13 @@ class SharedContext:
             self.current.term()
 
 
-def make_socket(context: zmq.Context[Socket], kind: int) -> Socket:
-    """Return a socket of ``kind`` that connects to engines."""
+def make_socket(context: zmq.Context[Socket], kind: int, endpoint: str, *, ipv6: bool) -> Socket:
+    """Return a socket of ``kind`` that connects to an engine.
+
+    Of a name libzmq tries a single address: without ``ipv6`` one of IPv4, with it one of IPv6 if there is any.
+    """
     socket = context.socket(kind)
-    for option, value in _OPTIONS:
+    for option, value in (*_OPTIONS, (zmq.IPV6, int(ipv6 or "[" in endpoint))):
         socket.setsockopt(option, value)
     return socket
 

@@ -88,7 +88,7 @@ class KvEvents(Reader):
     def _apply_piece(self, engine: Engine, events: Sequence[Raw], stamp: float, now: float) -> None:
         changes = kv_events.Changes(events, stamp)
         for reason, count in changes.rejected.items():
-            self._feed.intake.reject(reason, count)
+            self._feed.reject(reason, count)
         works = [partial(self._apply, engine, part, now) for part in _parts(changes.found)]
         if "bad_event" in changes.rejected:
             works.append(partial(self.on_discontinuity, LOST))

@@ -106,6 +106,8 @@ class Sequencer:
         self._deadline = self._next_request_at = float("-inf")
         if position is not None:
             self._known_from, self._expected = position.seq, position.seq + 1
+            # No replay of this process has overtaken a message before it: such a one shows a restart.
+            self._last_live = position.seq
             self._checksums[position.seq % WINDOW] = position.checksum
 
     @property

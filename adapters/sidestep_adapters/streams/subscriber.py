@@ -58,6 +58,9 @@ class Subscriber:
         """True if messages of an earlier connection may still be in the socket."""
         self._connected_at = float("inf")
         """When the connection was last up, or the socket was last made again."""
+        self._ipv6 = False
+        """Engines that listen on tcp://*, as in their documents, do so over IPv4 only."""
+        self._was_connected = False
         self._live: Frames | None = None
         self._monitor: ConnectionMonitor | None = None
         self._replay: Frames | None = None
@@ -77,7 +80,7 @@ class Subscriber:
         """Connect; the publisher may start later."""
         self._wake = wake
         one = self.subscription
-        socket = make_socket(self._context.acquire(), zmq.SUB)
+        socket = make_socket(self._context.acquire(), zmq.SUB, one.endpoint, ipv6=self._ipv6)
         self._monitor = ConnectionMonitor(socket, one.endpoint, "is it a stream of ZeroMQ?")
         self._live = Frames(socket)
         socket.setsockopt(zmq.SUBSCRIBE, one.topic.encode())
@@ -105,7 +108,7 @@ class Subscriber:
             return self._sequencer.replay_from is not None
         if len(frames) != LIVE_FRAMES or len(frames[1]) != len(END_MARKER):
             # A message with too many frames is read a thousand frames at a time, and counted once.
-            self._feed.intake.reject("bad_frame", int(not skipping))
+            self._feed.reject("bad_frame", int(not skipping))
             return True
         self._process(frames[1], frames[2], now, self._sequencer.live)
         return True
@@ -117,11 +120,12 @@ class Subscriber:
         self._read_monitor()
         self._connected_at = min(self._connected_at, now)
         if self.connected:
-            self._connected_at = now
+            self._connected_at, self._was_connected = now, True
             self._feed.mark_seen(now)
             self._peer_log.connected(now)
         elif now - self._connected_at >= RECONNECT_AFTER:
             self._connected_at = now
+            self._ipv6 ^= not self._was_connected
             self.close()
             self.open(self._wake)
         if self._monitor is not None and not self.connected:
@@ -161,7 +165,7 @@ class Subscriber:
         if number == END_MARKER:
             self._apply(self._sequencer.replay_ended(now), now)
         elif len(number) != len(END_MARKER):
-            self._feed.intake.reject("bad_frame")
+            self._feed.reject("bad_frame")
         else:
             self._process(number, payload, now, self._sequencer.replayed)
         return True
@@ -175,7 +179,7 @@ class Subscriber:
     ) -> None:
         seq = int.from_bytes(number, "big")
         if seq > MAX_SEQ:
-            self._feed.intake.reject("bad_frame")
+            self._feed.reject("bad_frame")
         else:
             self._feed.mark_seen(now)
             self._apply(decide(seq, payload, now), now)
@@ -223,8 +227,9 @@ class Subscriber:
         self._requests_sent = sequencer.replay_requests
         # A new socket: responses to an earlier request must not be taken for this one's.
         self._close_replay()
-        socket = make_socket(self._context.current, zmq.DEALER)
-        socket.connect(self.subscription.replay)
+        replay = self.subscription.replay
+        socket = make_socket(self._context.current, zmq.DEALER, replay, ipv6=self._ipv6)
+        socket.connect(replay)
         self._replay = Frames(socket)
         asyncio.get_running_loop().add_reader(socket.fileno(), self._wake)
         socket.send_multipart([b"", sequencer.replay_from.to_bytes(8, "big")], zmq.NOBLOCK)

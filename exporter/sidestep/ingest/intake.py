@@ -255,10 +255,12 @@ class Intake:
         """Put ``works`` at the front of the queue: they are parts of the work in progress."""
         self._work.extendleft((self._sender, work) for work in reversed(works))
 
-    def reject(self, reason: str, count: int = 1) -> None:
-        """Count a rejected frame or item, or rejected totals, by ``reason``."""
+    def reject(self, reason: str, count: int = 1, what: str = "") -> None:
+        """Count a rejected frame or item, or rejected totals, by ``reason``; log ``what`` if given."""
         self.metrics.add("sidestep_rejected_total", count, reason)
         log.debug("rejected: %s", reason)
+        if count and what:
+            self._connections.refused(what, reason, reason)
 
     def put(self, engine: Engine, item: Item, *, is_answer: bool = True) -> None:
         """Apply an item from a source in this process; the engine may not have answered."""

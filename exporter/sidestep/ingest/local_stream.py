@@ -57,6 +57,10 @@ class Feed:
         """Queue ``work`` behind the items of engines; the log names its errors after this source."""
         self.intake.enqueue(work, self.name)
 
+    def reject(self, reason: str, count: int = 1) -> None:
+        """Count rejected messages, or parts of them, by ``reason``; the log names this source."""
+        self.intake.reject(reason, count, f"a message of {self.name}")
+
     def is_fed(self, engine: Engine) -> bool:
         """Return whether the stream feeds ``engine``; after a long silence it does not."""
         return self._stream.incarnation in engine.feeds.streams
@@ -196,7 +200,7 @@ class RankFeed(Feed):
         try:
             self._bind(label)
         except WireError as error:
-            self.intake.reject(error.reason)
+            self.reject(error.reason)
 
     def _rivals(self) -> list[int]:
         kind = f"{self.subscription.kind} "

@@ -110,6 +110,25 @@ async def test_counters_continue_over_restarts(start: Start) -> None:
     assert found["sidestep_max_running_requests"] == 3
 
 
+async def test_a_restart_with_another_model_counts_for_that_one_only(start: Start) -> None:
+    """Its page comes before the properties are due again."""
+    async with (
+        llama_server(metrics=page(1, prompt_tokens_total=1000)) as server,
+        start(engine=engine(server)) as exporter,
+    ):
+        await polled_again(exporter, server)
+        server.answers |= {
+            "/props": props(model_alias="other"),
+            "/metrics": page(2, prompt_tokens_total=5000),
+        }
+        await polled_again(exporter, server)
+        found = samples(exporter, model_name="other")
+        before = samples(exporter, model_name="tiny")
+
+    assert found["llamacpp:prompt_tokens_total"] == 5000
+    assert "llamacpp:prompt_tokens_total" not in before
+
+
 async def test_a_sleeping_model_is_asked_for_nothing_that_wakes_it(start: Start) -> None:
     """Its counters stay, it is asleep as an engine, and only the path that reports sleep is asked."""
     busy = page(n_decode_total=7, requests_processing=1)

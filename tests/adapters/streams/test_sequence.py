@@ -115,6 +115,19 @@ def test_a_publisher_restart_is_detected() -> None:
     assert (sequence.restarts, sequence.duplicates) == (1, 0)
 
 
+@pytest.mark.parametrize("replays", [False, True])
+def test_a_restart_while_the_exporter_was_down_is_detected(*, replays: bool) -> None:
+    """The numbers are lower than the saved one, and no replay tells more."""
+    position = started(upto=WINDOW).position
+    sequence = Sequencer(replays=replays, position=position)
+    sequence.connected(0.0)
+    assert outcomes(sequence.expire(REPLAY_TIMEOUT)) == []
+
+    steps = live(sequence, 500, 501, incarnation=1, now=REPLAY_TIMEOUT)
+    assert steps == [RESTARTED, lost(499), 500, 501]
+    assert sequence.duplicates == 0
+
+
 def test_a_restart_behind_a_gap_is_detected() -> None:
     """The last accepted message has another content, or is missing."""
     sequence = started()

@@ -187,9 +187,13 @@ INVALID: list[tuple[str, list[bytes], str]] = [
     ("frames", "reason"), [case[1:] for case in INVALID], ids=[case[0] for case in INVALID]
 )
 async def test_an_invalid_message_is_counted_and_dropped(
-    start: Start, publisher: Publisher, frames: list[bytes], reason: str
+    start: Start,
+    publisher: Publisher,
+    frames: list[bytes],
+    reason: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The stream continues."""
+    """The stream continues, and a line names it."""
     async with subscribed(start, publisher, replay="") as exporter:
         publisher.publish(stored(1))
         publisher.send(*frames)
@@ -198,6 +202,8 @@ async def test_an_invalid_message_is_counted_and_dropped(
         await until(lambda: sample(exporter, STORED) == 2)
 
         assert rejected(exporter, "bug") == 0
+    (line,) = (text for text in caplog.messages if reason in text)
+    assert f" of kv-events {publisher.endpoint}: " in line
 
 
 async def test_an_oversized_frame_ends_the_connection(
