@@ -145,6 +145,19 @@ def test_a_snapshot_of_before_1_0_is_read() -> None:
     assert not back.intake.registry.retired
 
 
+def test_engines_of_an_unknown_dialect_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """A package has their dialect, or a later release; other engines keep their counters."""
+    fed, known, other = Fed(), Fed(boot=2), Fed(boot=2)
+    fed.feed([*list(steps("core"))[:SNAPSHOT_STEPS], *steps("sglang")])
+    other.intake.registry.layouts = {"sglang": other.intake.registry.layouts["sglang"]}
+    for each in (known, other):
+        restore(each.intake, fed.snapshot(), 0.0)
+
+    found = lines(other.page, "sidestep_")
+    assert found == [line for line in lines(known.page) if line.startswith("sglang:")]
+    assert caplog.messages == ["no dialect vllm: the counters of engine vm/tiny/0 start at 0"]
+
+
 def test_integers_over_64_bits_are_restored_exactly() -> None:
     """Operations of a GPU exceed 64 bits within hours."""
     fed = Fed()
