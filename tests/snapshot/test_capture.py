@@ -130,16 +130,20 @@ def test_restored_snapshot_is_written_identically() -> None:
     assert fed.snapshot()[:-1] == other.snapshot()[:-1]
 
 
-def test_a_snapshot_of_before_1_0_is_read() -> None:
-    """Engines that other exporters counted in it are ignored."""
-    packed = (DATA / "snapshot_before_1.0.gz").read_bytes()
-    recorded = [*list(steps("core"))[:SNAPSHOT_STEPS], *steps("sglang")]
+@pytest.mark.parametrize(("release", "newer"), [("before_1.0", NEWER), ("1.0", ())])
+def test_a_snapshot_of_an_earlier_release_is_read(release: str, newer: tuple[str, ...]) -> None:
+    """Engines that other exporters counted in it are ignored; requests in flight go on."""
+    packed = (DATA / f"snapshot_{release}.gz").read_bytes()
+    core = list(steps("core"))
     fed = Fed()
-    fed.feed(recorded)
+    fed.feed([*core[:SNAPSHOT_STEPS], *steps("sglang")])
     back = fed.restarted(verified(gzip.decompress(packed)))
 
-    assert lines(back.page, *NOT_RESTORED, *NEWER) == lines(fed.page, *NOT_RESTORED, *NEWER)
-    assert back.intake.items == fed.intake.items
+    for rest in ([], core[SNAPSHOT_STEPS:]):
+        for each in (fed, back):
+            each.feed(rest)
+        assert lines(back.page, *NOT_RESTORED, *newer) == lines(fed.page, *NOT_RESTORED, *newer)
+        assert back.intake.items == fed.intake.items
     assert {e.layout.dialect for e in back.intake.registry.engines.values()} == {"vllm", "sglang"}
     assert "downstream" not in back.page
     assert not back.intake.registry.retired
