@@ -34,6 +34,7 @@ from sidestep.protocol.request_events import (
     RECEIVED,
     WHOLE,
     Event,
+    Queued,
     RequestEvents,
 )
 from sidestep.requests.record import RequestRecord, make_record
@@ -275,6 +276,26 @@ def test_both_parts_are_joined(first: str, second: str) -> None:
     counted = decode.keyed[decode.layout.handler_slot("request_parts")]
     assert counted["", "prefill_remote"] == 0.0
     assert counted["", "transfer"] == 2.0
+
+
+def test_every_parallel_sample_is_joined() -> None:
+    """To what its connectors call it, although a later request has the same id."""
+    bench = Bench()
+    prefill, decode = bench.engine("p"), bench.engine("d")
+    for number, (join, start) in enumerate([("k", 1.0), ("other", 2.0)]):
+        bench.apply(
+            prefill, *served(number, (8, 0, 0), 1, HANDED_OVER, join=join, name="a", start=start)
+        )
+    for sample in (0, 1):
+        queued, *rest = served(sample, (0, 0, 8), 2, RECEIVED, join="k", name="a", start=4.5)
+        assert isinstance(queued, Queued)
+        queued.group, queued.sample, queued.samples = 7, sample, 2
+        bench.apply(decode, queued, *rest)
+
+    assert [record.parts.get("prefill_remote") for record in bench.records[2:]] == [3.5, 3.5]
+    ttft, e2e = (decode.histogram(decode.layout.find(name).slots[0]).sum for name in (TTFT, E2E))
+    assert ttft == 2 * (3.5 + 1.0)
+    assert e2e == 2 * (3.5 + 3.0)
 
 
 def test_prompts_that_are_computed_a_second_time() -> None:

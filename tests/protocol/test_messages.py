@@ -8,10 +8,15 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
+from exporters import DATA
 from sidestep.engines.dialects import DIALECTS
 from sidestep.protocol.engine_totals import EngineTotals
+from sidestep.protocol.iteration_stats import FINISH_REASONS
 from sidestep.protocol.messages import FromExporter, FromSender
+from sidestep.protocol.request_events import LIMITS
 from sidestep.protocol.self_described import Samples
+from sidestep.snapshot.capture import Piece
+from sidestep_adapters.recording import format as recording
 
 CHECKED_ELSEWHERE = {
     "Hello.version": "compared with VERSION",
@@ -89,3 +94,42 @@ def test_every_field_has_a_bound() -> None:
     }
 
     assert found == CHECKED_ELSEWHERE.keys(), GUIDE
+
+
+PARTS = ("types", "item_types", "item_type", "key_type", "value_type")
+
+
+def brief(kind: Any, structs: dict[type, str]) -> str:
+    """Return a type in short, and put its structs with their fields into ``structs``."""
+    if isinstance(kind, inspect.StructType):
+        if kind.cls not in structs:
+            structs[kind.cls] = ""
+            fields = [f"{each.encode_name}:{brief(each.type, structs)}" for each in kind.fields]
+            form = "list" if kind.array_like else "map"
+            structs[kind.cls] = " ".join([kind.cls.__name__, f"{kind.tag}", form, *fields])
+        return kind.cls.__name__
+    found = [getattr(kind, name) for name in PARTS if hasattr(kind, name)]
+    inner = [each for one in found for each in (one if isinstance(one, tuple) else (one,))]
+    names = [brief(each, structs) for each in inner]
+    if isinstance(kind, inspect.UnionType):
+        return "|".join(sorted(names))
+    own = type(kind).__name__.removesuffix("Type")
+    return f"{own}[{','.join(names)}]" if names else own
+
+
+def wire_lines() -> list[str]:
+    """Return all structs on the wire and in files with their fields, and values that are sent as their places."""
+    items = {item for dialect in DIALECTS.values() for item in dialect.items}
+    polled = {dialect.polled for dialect in DIALECTS.values() if dialect.polled}
+    records = recording.StreamStart | recording.Items
+    structs: dict[type, str] = {}
+    for root in (FromSender, FromExporter, EngineTotals, Piece, records, *items, *polled):
+        brief(inspect.type_info(root), structs)
+    return sorted([*structs.values(), " ".join(LIMITS), " ".join(FINISH_REASONS)])
+
+
+def test_fields_keep_their_places() -> None:
+    """Releases read what others of them since 1.0 send, save and record: new fields come last."""
+    now = [f"{line} " for line in wire_lines()]
+    for line in (DATA / "wire_1.0.txt").read_text(encoding="ascii").splitlines():
+        assert any(each.startswith(f"{line} ") for each in now), line

@@ -130,19 +130,36 @@ def test_restored_snapshot_is_written_identically() -> None:
     assert fed.snapshot()[:-1] == other.snapshot()[:-1]
 
 
-def test_a_snapshot_of_before_1_0_is_read() -> None:
-    """Engines that other exporters counted in it are ignored."""
-    packed = (DATA / "snapshot_before_1.0.gz").read_bytes()
-    recorded = [*list(steps("core"))[:SNAPSHOT_STEPS], *steps("sglang")]
+@pytest.mark.parametrize(("release", "newer"), [("before_1.0", NEWER), ("1.0", ())])
+def test_a_snapshot_of_an_earlier_release_is_read(release: str, newer: tuple[str, ...]) -> None:
+    """Engines that other exporters counted in it are ignored; requests in flight go on."""
+    packed = (DATA / f"snapshot_{release}.gz").read_bytes()
+    core = list(steps("core"))
     fed = Fed()
-    fed.feed(recorded)
+    fed.feed([*core[:SNAPSHOT_STEPS], *steps("sglang")])
     back = fed.restarted(verified(gzip.decompress(packed)))
 
-    assert lines(back.page, *NOT_RESTORED, *NEWER) == lines(fed.page, *NOT_RESTORED, *NEWER)
-    assert back.intake.items == fed.intake.items
+    for rest in ([], core[SNAPSHOT_STEPS:]):
+        for each in (fed, back):
+            each.feed(rest)
+        assert lines(back.page, *NOT_RESTORED, *newer) == lines(fed.page, *NOT_RESTORED, *newer)
+        assert back.intake.items == fed.intake.items
     assert {e.layout.dialect for e in back.intake.registry.engines.values()} == {"vllm", "sglang"}
     assert "downstream" not in back.page
     assert not back.intake.registry.retired
+
+
+def test_engines_of_an_unknown_dialect_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    """A package has their dialect, or a later release; other engines keep their counters."""
+    fed, known, other = Fed(), Fed(boot=2), Fed(boot=2)
+    fed.feed([*list(steps("core"))[:SNAPSHOT_STEPS], *steps("sglang")])
+    other.intake.registry.layouts = {"sglang": other.intake.registry.layouts["sglang"]}
+    for each in (known, other):
+        restore(each.intake, fed.snapshot(), 0.0)
+
+    found = lines(other.page, "sidestep_")
+    assert found == [line for line in lines(known.page) if line.startswith("sglang:")]
+    assert caplog.messages == ["no dialect vllm: the counters of engine vm/tiny/0 start at 0"]
 
 
 def test_integers_over_64_bits_are_restored_exactly() -> None:

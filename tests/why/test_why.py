@@ -178,6 +178,11 @@ async def test_both_parts_of_a_request(start: Start) -> None:
         " arrived on engine d"
     )
     assert joined_line([received]) == ""
+    slow_clock = record("received", "00.500", 4.0, engine="d", id="other")
+    assert joined_line([handed_over, slow_clock]) == (
+        "other: TTFT 500ms, e2e 4.00s over both engines: prefill_remote 2.00s on engine p, but by its clock"
+        " it arrived on engine d 500ms before"
+    )
 
     async with start() as exporter:
         url = exporter.url.removesuffix("/metrics")

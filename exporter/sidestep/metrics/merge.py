@@ -92,12 +92,10 @@ def restore_engine(registry: Registry, added: EngineTotals) -> Engine:
     not prevent that all counters are restored.
 
     Raises:
-        WireError: A number is invalid, or the dialect is unknown.
+        WireError: A number is invalid.
     """
     head = added.head
-    layout = registry.layouts.get(head.engine.dialect)
-    if layout is None:
-        raise WireError("unknown_dialect", head.engine.dialect)
+    layout = registry.layouts[head.engine.dialect]
     engine = Engine(layout, head.engine, registry.series, created=registry.wall())
     if added.totals.created:
         engine.created = min(engine.created, added.totals.created)

@@ -6,6 +6,7 @@ sampled KV block lifetimes, whose tracking starts again after a restart.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -100,6 +101,7 @@ _STREAM_FIELDS = [
     if name not in ("open", "retired", "retired_seqs")
 ]
 """Fields that have the same names in ``Stream``."""
+log = logging.getLogger(__name__)
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Piece] = msgspec.msgpack.Decoder(Piece)
 
@@ -228,12 +230,15 @@ def _restore(intake: Intake, pieces: Sequence[Piece], now: float) -> None:
     registry = intake.registry
     streams: list[Stream] = []
     groups: list[GroupState] = []
+    unknown: set[str] = set()
     for piece in pieces:
         match piece:
             case SavedEngine():
-                _restore_engine(registry, piece, now)
+                _restore_engine(registry, piece, now, unknown)
             case TrackerState() | RequestsState():
-                inflight_state.restore(registry.requests_of(registry.engines[piece.engine]), piece)
+                if piece.engine not in unknown:
+                    engine = registry.engines[piece.engine]
+                    inflight_state.restore(registry.requests_of(engine), piece)
             case GroupState():
                 groups.append(piece)
             case SavedStream():
@@ -263,8 +268,14 @@ def _restore_records(
             request_log.restore(piece.output, piece.lines)
 
 
-def _restore_engine(registry: Registry, piece: SavedEngine, now: float) -> None:
+def _restore_engine(registry: Registry, piece: SavedEngine, now: float, unknown: set[str]) -> None:
     added = decode_totals(piece.totals)
+    info = added.head.engine
+    if info.dialect not in registry.layouts:
+        # Dialects come with packages of their own, and with releases: the other engines go on.
+        log.error("no dialect %s: the counters of engine %s start at 0", info.dialect, info.id)
+        unknown.add(info.id)
+        return
     for children, more in zip(added.totals.keyed, piece.more, strict=False):
         children.extend(more)
     engine = restore_engine(registry, added)

@@ -77,11 +77,15 @@ def joined_line(records: Sequence[Record]) -> str:
     first, second = by_part.get("handed_over"), by_part.get("received")
     if first is None or second is None or first.arrival is None or second.arrival is None:
         return ""
-    remote = (second.arrival - first.arrival).total_seconds()
-    prefill = first.e2e_seconds or 0.0
+    later = (second.arrival - first.arrival).total_seconds()
+    remote, prefill = max(later, 0.0), first.e2e_seconds or 0.0
     parts = f"prefill_remote {duration(prefill)} on engine {first.engine}"
     if remote > prefill:
         parts += f", {duration(remote - prefill)} until it arrived on engine {second.engine}"
+    elif later < 0.0:
+        parts += (
+            f", but by its clock it arrived on engine {second.engine} {duration(-later)} before"
+        )
     ttft, e2e = (
         None if seconds is None else seconds + remote
         for seconds in (second.ttft_seconds, second.e2e_seconds)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from sidestep.protocol.request_events import HANDED_OVER, RECEIVED
 from sidestep.tracking.requests.outcomes import EndedRequest
 
@@ -22,19 +20,17 @@ class HandOvers:
 
     def join(self, ended: EndedRequest) -> None:
         """Note a request that was handed over, or give the time before its arrival to one that was received."""
-        arrival = None if ended.request is None else ended.request.arrival
-        if arrival is None or ended.transfer not in (HANDED_OVER, RECEIVED):
+        request = ended.request
+        if request is None or request.arrival is None or request.identity is None:
             return
-        for key in _keys(ended):
+        # Clients may use an id again; what the connectors call a request comes last, and so decides.
+        for key in filter(None, (request.identity.id, request.identity.join)):
             if ended.transfer == HANDED_OVER:
-                self._arrivals[key] = arrival
-            elif (begin := self._arrivals.pop(key, None)) is not None:
-                ended.remote = max(arrival - begin, 0.0)
+                self._arrivals[key] = request.arrival
+            elif ended.transfer == RECEIVED and key in self._arrivals:
+                ended.remote = max(request.arrival - self._arrivals[key], 0.0)
+                # Parallel samples have the same keys.
+                if request.lone:
+                    del self._arrivals[key]
         while len(self._arrivals) > MAX_HANDED_OVER:
             del self._arrivals[next(iter(self._arrivals))]
-
-
-def _keys(ended: EndedRequest) -> Iterator[str]:
-    identity = None if ended.request is None else ended.request.identity
-    if identity is not None:
-        yield from filter(None, {identity.join, identity.id})
