@@ -160,6 +160,20 @@ def test_a_closed_standard_input_is_empty(command: str) -> None:
     assert "no container runs" in done.stderr or "0 resources were read" in done.stdout
 
 
+@pytest.mark.parametrize("command", ["compare {0} {0}", "why --from {0}"])
+def test_an_interrupt_ends_a_command_that_reads_a_file(command: str, tmp_path: Path) -> None:
+    """The first Ctrl-C ends it, even if the file is long or a pipe that nothing comes from."""
+    file = tmp_path / "requests.jsonl"
+    os.mkfifo(file)
+    words = [sys.executable, "-m", "sidestep", *command.format(file).split()]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=ENVIRON)
+    with process, file.open("wb"):  # It opens once the command reads.
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=20)
+
+    assert (process.returncode, output) == (130, "")
+
+
 def test_sidestep_alone_prints_its_help() -> None:
     """Each command has one line, at the width of a terminal of 80 columns."""
     done = sidestep()

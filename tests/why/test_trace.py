@@ -113,3 +113,14 @@ async def test_the_trace_of_a_recording(run: str, tmp_path: Path) -> None:
 def test_a_wrong_argument_is_one_line(arguments: list[object], code: int, message: str) -> None:
     """It says what is expected."""
     one_line(sidestep("timeline", *arguments), code, message)
+
+
+def test_the_file_that_was_read_is_not_overwritten(tmp_path: Path) -> None:
+    """Not by another name either: a recording cannot be made again."""
+    run, link = tmp_path / "run", tmp_path / "link"
+    run.write_bytes(recorded_run("core_lora").read_bytes())
+    link.symlink_to(run)
+
+    one_line(sidestep("timeline", run, "-o", link), 2, "is the file that was read")
+
+    assert run.read_bytes() == recorded_run("core_lora").read_bytes()

@@ -104,6 +104,14 @@ async def test_nothing_binds_a_well_engine(start: Start) -> None:
     assert "limits of admission, by time: 100% none" in text
 
 
+def test_one_request_is_known() -> None:
+    """It is all that a quiet night has, and takes no time from its end to its end."""
+    ended = Record(key="e/1/1", time=datetime.now(timezone.utc), e2e_seconds=1.0)
+    engine = EngineTimeline(id="e", engine="0", model="m", dialect="vllm", requests=[ended])
+
+    assert "1 request ended and 0 steps in 0s" in next(report_lines(report(engine, ())))
+
+
 async def test_few_requests_name_no_cause(start: Start) -> None:
     """However slow they are; it says why."""
     async with fed(start, Load(requests=19, slots=1)) as url:

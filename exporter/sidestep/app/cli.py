@@ -218,12 +218,12 @@ def record(file: Path, listen: str | None, connect: str) -> None:
 
     logs.set_up("info", "text")
     stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
     endpoint = listen or default_endpoint()
     # The recorder replaces an exporter, so it uses the exporter's keys from the environment.
     config = read({}, os.environ)
     tee = Tee(endpoint, _endpoint(connect) if connect else "", file, access(config))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
     click.echo(f"recording what engines send to {endpoint}; Ctrl-C ends", err=True)
     tee.run(stop)
     click.echo(f"recorded {tee.items} items to {file}", err=True)
@@ -272,7 +272,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
     A reader that ends early, as of ``| head``, is no full disk: the exit code is 1, as click has it.
     """
-    signal.signal(signal.SIGTERM, _terminate)
+    _set_signals()
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             # Closed by the caller: else a file or a connection would get its descriptor, and uvloop
@@ -301,6 +301,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     sys.exit(code if isinstance(code, int) else 0)
 
 
+def _set_signals() -> None:
+    signal.signal(signal.SIGTERM, _terminate)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # In its place asyncio has one that only cancels, which a file being read does not see.
+        signal.signal(signal.SIGINT, _interrupt)
+
+
 def _terminate(number: int, _frame: object) -> NoReturn:
     """End the process, as the kernel does by default, except for process 1 of a container.
 
@@ -308,6 +315,10 @@ def _terminate(number: int, _frame: object) -> NoReturn:
     while a module is imported.
     """
     os._exit(128 + number)
+
+
+def _interrupt(_number: int, _frame: object) -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def _die(message: str, code: int) -> NoReturn:

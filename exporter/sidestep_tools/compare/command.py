@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import aiohttp
 
 from sidestep import __version__
@@ -30,7 +28,7 @@ async def run(
         access = access.with_password()
     async with access.session() as session:
         a, b = [await _measure(session, one) for one in (first, second)]
-    found = await asyncio.to_thread(lambda: [*rows(a, b, thresholds)])
+    found = [*rows(a, b, thresholds)]
     verdict, reason = judge(found)
     report = Report(
         version=__version__,
@@ -49,7 +47,7 @@ async def run(
 
 async def _measure(session: aiohttp.ClientSession, source: Source) -> Measurement:
     if not source.is_url:
-        return await asyncio.to_thread(records.measure, source)
+        return records.measure(source)
     measure = records.measure_exporter if source.start is None else prometheus.measure
     try:
         # Lists of an answer may differ in length, and numbers be none.

@@ -223,7 +223,7 @@ def lines(report: Report) -> Iterator[str]:
             section = row.section
             yield ""
             yield f"{section:<36}{'A':>10}{'B':>10}{'change':>14}   95 % interval"
-        values = "".join(f"{_number(one.value, row.unit):>10}" for one in (row.a, row.b))
+        values = "".join(f" {_number(one.value, row.unit):>9}" for one in (row.a, row.b))
         bounds = row.change[1:] if row.change else ()
         interval = " to ".join(_change(row, each) for each in bounds if each is not None) or "--"
         line = f"  {row.quantity:<34}{values}{_signed(row):>14}   {interval:<28}"

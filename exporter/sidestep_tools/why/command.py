@@ -113,11 +113,13 @@ async def write_trace(
         async with access.with_password().session() as session:
             timeline = await Exporter(session, source).timeline(minutes)
     made = trace(_only(timeline, engine))
-    _write(output, msgspec.json.encode(made))
+    _write(output, msgspec.json.encode(made), source)
     show([f"wrote {len(made['traceEvents'])} events to {output}: open it at ui.perfetto.dev"])
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write(path: Path, data: bytes, source: str | Path) -> None:
+    if isinstance(source, Path) and path.exists() and path.samefile(source):
+        raise ConfigError(f"cannot write {path}: it is the file that was read")
     try:
         path.write_bytes(data)
     except OSError as error:

@@ -57,8 +57,8 @@ class Exporter:
         found = await self._read(f"/api/v1/timeline?minutes={minutes}", Timeline)
         if found is None:
             raise RunError(
-                f"{self._root}: it has no timeline: give the address of a `sidestep serve` that runs without"
-                " --web.disable-timeline"
+                f"{self._root}: it has no timeline that this release can read: give the address of a `sidestep"
+                " serve` that runs without --web.disable-timeline"
             )
         return found
 

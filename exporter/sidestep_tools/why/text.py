@@ -23,8 +23,9 @@ def report_lines(report: Report, others: Sequence[Report] = ()) -> Iterator[str]
     """Yield the lines of a report on one engine, and one on all ``others``."""
     state = f" {report.problem}" if report.problem else ""
     model = f" ({report.model})" if report.model else ""
-    numbers = f"{report.requests:,} requests ended and {report.steps:,} steps in {duration(report.seconds)}"
-    if not report.seconds:
+    requests = f"{report.requests:,} request{'' if report.requests == 1 else 's'} ended"
+    numbers = f"{requests} and {report.steps:,} steps in {duration(report.seconds)}"
+    if not report.requests + report.steps:
         numbers = "neither requests nor steps are known"
     yield f"engine {report.engine}{model}{state}: {numbers}"
     for name, latency in (("TTFT", report.ttft), ("e2e", report.e2e)):
