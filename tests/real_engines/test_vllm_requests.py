@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
+import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +15,16 @@ from typing import Any
 import pytest
 
 from exporters import until
-from real_engines.comparison import Page, count, idle, parse, report, settled_alone, value
+from real_engines.comparison import (
+    Page,
+    assert_complete,
+    count,
+    idle,
+    parse,
+    report,
+    settled_alone,
+    value,
+)
 from real_engines.comparison import total as observed
 from real_engines.load import MAIN_ENVIRON, MAIN_FLAGS, Answer, Ask, Client, generated, reasons
 from real_engines.processes import ExporterProcess
@@ -24,6 +36,8 @@ pytestmark = pytest.mark.engine
 IDENTITY = {"SIDESTEP_REQUEST_IDENTITY": "full"}
 SENDERS = {"tap": (TAP, {}), "plugin": ([], {"SIDESTEP_VLLM_MODE": "instead"})}
 """Flags and variables with which requests' events are sent, by the part that sends them."""
+HANG = 5.0
+"""Seconds for which a core hangs."""
 
 
 @pytest.fixture(params=SENDERS)
@@ -229,3 +243,37 @@ def _check(ask: Ask, answer: Answer, records: list[dict[str, Any]]) -> int:
     else:
         assert tokens == answer.tokens
     return tokens - answer.tokens
+
+
+async def test_a_core_that_hangs_is_a_part_of_its_requests(vllm: VllmSite, tmp_path: Path) -> None:
+    """Of those in the batch as ``stalled``, of those that wait as ``queue.stalled``, for as long as it hung."""
+    log = tmp_path / "requests.jsonl"
+    server = vllm.server(["--max-num-seqs", "2", *TAP])
+    async with (
+        vllm.with_exporter(server, "--requests.log", str(log)) as exporter,
+        Client(server.base) as client,
+    ):
+
+        async def have_ended(count: int) -> bool:
+            return len(lines(log)) >= count
+
+        # What is usual must be known. Of eight, two run and six wait.
+        await client.ask_all([Ask(client.text(40), 100) for _ in range(4)])
+        asked = asyncio.create_task(client.ask_all([Ask(client.text(40), 400)] * 8))
+        await until(lambda: have_ended(6), 120, "two of the eight")
+        (core,) = server.titled("EngineCore")
+        began_at = time.monotonic()
+        os.kill(core, signal.SIGSTOP)
+        await until(lambda: time.monotonic() - began_at > HANG, HANG + 10)
+        os.kill(core, signal.SIGCONT)
+        hung = time.monotonic() - began_at
+        assert_complete(await asked)
+        await until(lambda: have_ended(12), 30, "all records")
+        page = parse(await exporter.page())
+    parts = [record["parts"] for record in lines(log)]
+    report("hang", page, [], hung=hung, parts=parts)
+    stalled = Counter(key for each in parts for key in each if "stalled" in key)
+    assert stalled == {"stalled": 2, "queue.stalled": 4}
+    for each in parts:
+        for key in stalled.keys() & each.keys():
+            assert HANG - 0.1 <= each[key] <= hung + 0.5
