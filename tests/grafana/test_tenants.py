@@ -39,7 +39,7 @@ SERIES = {
     f"sidestep_cost_total{{{VLLM}}}": 1,
     f"sidestep_cost_total{{{SGLANG}}}": 2,
 }
-"""What counters grow by in a minute."""
+"""Increases of counters in a minute."""
 
 
 @needs_promtool

@@ -265,7 +265,7 @@ def test_engines_of_a_pod_connect_whatever_their_user(mode: int, mount: Path) ->
 
 
 def test_an_exporter_outside_its_group_says_so_at_each_start(mount: Path) -> None:
-    """It leaves no directory behind that the next start would blame, as in a pod whose containers are restarted."""
+    """No directory is left that the next start would blame, as in a pod whose containers are restarted."""
     mount.chmod(0o1777)
     program = LISTENS.replace("Access(group=int(group))", "Access(group=4711)")
     for _ in range(2):

@@ -105,7 +105,7 @@ async def test_nothing_binds_a_well_engine(start: Start) -> None:
 
 
 def test_one_request_is_known() -> None:
-    """It is all that a quiet night has, and takes no time from its end to its end."""
+    """A quiet night has no more, and it takes no time from its end to its end."""
     ended = Record(key="e/1/1", time=datetime.now(timezone.utc), e2e_seconds=1.0)
     engine = EngineTimeline(id="e", engine="0", model="m", dialect="vllm", requests=[ended])
 

@@ -1,8 +1,7 @@
 """The intake: decode a frame, run it through the session protocol and apply its items.
 
-There is no I/O and no clock here. The socket loop passes frames and the time, runs one slice of
-work at a time and sends the replies. A bad frame or item is counted by reason and dropped;
-everything else continues.
+There is no I/O and no clock here. The socket loop passes frames and the time, runs one slice of work at a
+time and sends the replies. A bad frame or item is counted by reason and dropped; everything else continues.
 """
 
 from __future__ import annotations
